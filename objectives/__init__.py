@@ -1,0 +1,1 @@
+"""How a checkpoint is judged: label-inferred quality, harm per family, the release rule."""

@@ -1,0 +1,60 @@
+"""Command line: which of a task's earlier runs may ship, and why the others may not.
+
+    python -m objectives.assess [--task DIR] [--json] [--quiet]
+"""
+
+import argparse
+from typing import Any
+
+from objectives.quality_model import ESTIMATE_NOTE, load_quality
+from objectives.release import Verdict, release_verdict
+from objectives.score import Judge, Scores
+from rlhf.cli import add_task_option, say, write_json
+from rlhf.errors import InputError, run_command
+from rlhf.policy import load_policy
+from rlhf.taskdir import RUNS, Task, find_task_dir, load_task
+
+
+def assess(task: Task) -> dict[str, tuple[Scores, Verdict]]:
+    """Score every run under `runs/`. Raises `InputError` if there is none, or one cannot be read."""
+    folders = sorted(path for path in (task.root / RUNS).glob("*") if path.is_dir())
+    if not folders:
+        raise InputError(f"{task.root / RUNS}: holds no run to assess")
+    judge = Judge(task, load_quality(task.root))
+    results = {}
+    for folder in folders:
+        scores = judge.score(load_policy(folder, task.vocab))
+        results[folder.name] = (scores, release_verdict(scores))
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m objectives.assess", description="Judge a task's earlier runs.")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_task_option(parser)
+    args = parser.parse_args()
+    task = load_task(find_task_dir(args.task))
+    say(f"assessing the runs of {task.root}", quiet=args.quiet)
+    results = assess(task)
+    if args.json:
+        write_json({"note": ESTIMATE_NOTE, "runs": {n: _entry(*result) for n, result in results.items()}}, None)
+        return
+    width = max(map(len, results)) + 2
+    print(f"{'run':<{width}}{'quality':>8}{'gain':>9}{'worst family':>21}{'KL':>7}{'proxy':>8}  release?")
+    for name, (scores, verdict) in results.items():
+        worst = f"{scores.families[int(scores.gain.argmin())]} {scores.worst_family_gain:+.3f}"
+        answer = "yes" if verdict.release else "no: " + ", ".join(verdict.reasons)
+        print(
+            f"{name:<{width}}{scores.balanced_quality:>8.3f}{scores.balanced_gain:>+9.4f}{worst:>21}"
+            f"{scores.balanced_kl:>7.2f}{scores.proxy_reward.mean():>8.3f}  {answer}"
+        )
+    print(ESTIMATE_NOTE)
+
+
+def _entry(scores: Scores, verdict: Verdict) -> dict[str, Any]:
+    return {"release": verdict.release, "reasons": list(verdict.reasons), "metrics": scores.metrics()}
+
+
+if __name__ == "__main__":
+    run_command(main)

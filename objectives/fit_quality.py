@@ -1,0 +1,47 @@
+"""Command line: fit label-inferred quality and say how far it can be trusted.
+
+    python -m objectives.fit_quality [--task DIR] [--out F] [--json] [--quiet]
+"""
+
+import argparse
+from pathlib import Path
+
+from objectives.label_gibbs import CROWD, EXPERT
+from objectives.quality_model import ESTIMATE_NOTE, QualityModel, load_quality
+from rlhf.cli import add_task_option, say, write_json
+from rlhf.errors import run_command
+from rlhf.taskdir import find_task_dir, load_task
+
+
+def format_fit(model: QualityModel) -> str:
+    """Lay the fit out as a table for a terminal."""
+    header = f"{'family':<12}{'held-out RMSE':>14}{'correlation':>13}{'expert noise':>14}{'crowd noise':>13}"
+    lines = [header + "  what only the crowd pays for"]
+    for f, family in enumerate(model.vocab.families):
+        bonuses = [f"{s.feature.label(model.vocab)} {s.size:+.3f}" for s in model.shortcuts if s.family == f]
+        lines.append(
+            f"{family:<12}{model.held_out.family_rmse[f]:>14.4f}{model.held_out.family_correlation[f]:>13.3f}"
+            f"{model.noise[f, EXPERT]:>14.4f}{model.noise[f, CROWD]:>13.4f}  {', '.join(bonuses) or '-'}"
+        )
+    lines.append(f"held-out expert labels overall: RMSE {model.held_out.rmse:.4f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m objectives.fit_quality", description="Fit label-inferred quality.")
+    parser.add_argument("--out", type=Path, help="write the JSON here")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_task_option(parser)
+    args = parser.parse_args()
+    task = load_task(find_task_dir(args.task))
+    say(f"fitting {len(task.expert)} expert and {len(task.crowd)} crowd labels", quiet=args.quiet)
+    model = load_quality(task.root)
+    write_json(model.to_json(), args.out, show=args.json)
+    if not args.json:
+        print(format_fit(model))
+        print(ESTIMATE_NOTE)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,29 @@
+"""The release rule: balanced gain of at least +0.03 and no family harmed by more than 0.03."""
+
+from dataclasses import dataclass
+
+from objectives.score import Scores
+
+MIN_BALANCED_GAIN = 0.03
+MAX_WORST_FAMILY_HARM = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Say whether a checkpoint may ship, and every reason why not."""
+
+    release: bool
+    reasons: tuple[str, ...]
+
+
+def release_verdict(scores: Scores, *, max_harm: float = MAX_WORST_FAMILY_HARM) -> Verdict:
+    """Apply the release rule to scores. The scores are estimates; so is the verdict."""
+    harmed = [
+        f"{family} harmed ({gain:+.3f})"
+        for family, gain in zip(scores.families, scores.gain, strict=True)
+        if gain < -max_harm
+    ]
+    short = []
+    if scores.balanced_gain < MIN_BALANCED_GAIN:
+        short = [f"balanced gain {scores.balanced_gain:+.4f} is under {MIN_BALANCED_GAIN:+.2f}"]
+    return Verdict(release=not harmed and not short, reasons=(*harmed, *short))

@@ -1,0 +1,174 @@
+"""Score a checkpoint: quality, gain over the reference, KL and proxy reward, by family, with standard errors.
+
+    python -m objectives.score --policy DIR [--task DIR] [--out F] [--json] [--quiet]
+
+Every checkpoint is scored on the same prompts with the same random numbers, so differences between checkpoints
+are less noisy than the scores. Quality and KL are Rao-Blackwellised: at each sampled prefix they use the policy's
+probabilities, not the token that happened to be drawn.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from objectives.quality_model import ESTIMATE_NOTE, QualityModel, load_quality
+from objectives.split import Part, split_prompts
+from rlhf.cli import add_task_option, say, write_json
+from rlhf.data import Prompts
+from rlhf.errors import InputError, run_command
+from rlhf.policy import Policy, load_policy
+from rlhf.taskdir import Task, find_task_dir, load_task
+
+_PROMPTS_PER_FAMILY = 450
+_SEEDS: dict[Part, int] = {"train": 0, "selection": 1, "certification": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Hold per-family scores (F,) and their standard errors; balanced and worst-family figures are derived."""
+
+    families: tuple[str, ...]
+    quality: np.ndarray
+    quality_se: np.ndarray
+    gain: np.ndarray
+    gain_se: np.ndarray
+    kl: np.ndarray
+    kl_se: np.ndarray
+    proxy_reward: np.ndarray
+    proxy_reward_se: np.ndarray
+
+    @property
+    def balanced_quality(self) -> float:
+        return float(self.quality.mean())
+
+    @property
+    def balanced_gain(self) -> float:
+        return float(self.gain.mean())
+
+    @property
+    def worst_family_gain(self) -> float:
+        return float(self.gain.min())
+
+    @property
+    def worst_family_harm(self) -> float:
+        return max(0.0, -self.worst_family_gain)
+
+    @property
+    def balanced_kl(self) -> float:
+        return float(self.kl.mean())
+
+    def metrics(self) -> dict[str, float]:
+        """Return every figure by its metric name: the one list of names that a judged checkpoint has."""
+        worst = int(self.gain.argmin())
+        values = {
+            "balanced_quality": self.balanced_quality,
+            "balanced_quality_se": _se_of_mean(self.quality_se),
+            "balanced_gain": self.balanced_gain,
+            "balanced_gain_se": _se_of_mean(self.gain_se),
+            "worst_family_gain": self.worst_family_gain,
+            "worst_family_gain_se": float(self.gain_se[worst]),
+            "worst_family_harm": self.worst_family_harm,
+            "worst_family_harm_se": float(self.gain_se[worst]),
+            "kl": self.balanced_kl,
+            "kl_se": _se_of_mean(self.kl_se),
+            "proxy_reward": float(self.proxy_reward.mean()),
+            "proxy_reward_se": _se_of_mean(self.proxy_reward_se),
+        }
+        for f, family in enumerate(self.families):
+            for name in ("quality", "gain", "kl"):
+                values[f"{name}/{family}"] = float(getattr(self, name)[f])
+                values[f"{name}/{family}_se"] = float(getattr(self, f"{name}_se")[f])
+        return values
+
+
+class Judge:
+    """Score policies of one task on one part of its prompts. Reference-side figures are computed once."""
+
+    def __init__(self, task: Task, quality: QualityModel, *, part: Part = "selection") -> None:
+        self.task, self.quality_model = task, quality
+        rng = np.random.default_rng(_SEEDS[part])
+        self._prompts = _balanced(split_prompts(task, part), len(task.vocab.families), rng)
+        self._tokens = self._prompts.tokens(task.vocab)
+        self._uniforms = torch.from_numpy(rng.random((len(self._prompts), task.vocab.resp_len), dtype=np.float32))
+        self._correct = quality.position_quality(self._prompts)
+        self._reference_quality = self._sample(task.reference)[2]
+
+    def score(self, policy: Policy) -> Scores:
+        """Sample one response a prompt and score it. Raises `InputError` if a figure is not finite."""
+        responses, logp, quality = self._sample(policy)
+        with torch.inference_mode():
+            ref_logp = self.task.reference.response_logp(self._tokens, responses)
+            kl = (logp.exp() * (logp - ref_logp)).sum((1, 2)).double().numpy()
+            proxy = self.task.reward_model.score(self._tokens, responses).double().numpy()
+        columns = {
+            "quality": quality, "gain": quality - self._reference_quality, "kl": kl, "proxy_reward": proxy
+        }  # fmt: skip
+        broken = [name for name, values in columns.items() if not np.isfinite(values).all()]
+        if broken:
+            raise InputError(f"the policy gives {', '.join(broken)} that are not finite; its weights cannot be judged")
+        figures: dict[str, Any] = {}
+        for name, values in columns.items():
+            figures[name], figures[f"{name}_se"] = self._by_family(values)
+        return Scores(self.task.vocab.families, **figures)
+
+    def _sample(self, policy: Policy) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+        responses, logp = policy.sample(self._tokens, self._uniforms)
+        quality = (logp.exp().double().numpy() * self._correct).sum(-1).mean(1)
+        return responses, logp, quality
+
+    def _by_family(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard error of values (N,) in each family."""
+        groups = [values[self._prompts.family == f] for f in range(len(self.task.vocab.families))]
+        means = np.array([group.mean() for group in groups])
+        errors = [group.std(ddof=1) / np.sqrt(len(group)) if len(group) > 1 else float("inf") for group in groups]
+        return means, np.array(errors)
+
+
+def _balanced(prompts: Prompts, n_families: int, rng: np.random.Generator) -> Prompts:
+    """Take up to the same number of prompts of every family, in random order."""
+    rows = [rng.permutation(np.flatnonzero(prompts.family == f))[:_PROMPTS_PER_FAMILY] for f in range(n_families)]
+    return prompts[np.concatenate(rows)]
+
+
+def _se_of_mean(errors: np.ndarray) -> float:
+    """Return the standard error of an unweighted mean of independent family figures."""
+    return float(np.sqrt((errors**2).sum()) / len(errors))
+
+
+def format_scores(scores: Scores) -> str:
+    """Lay scores out as a table for a terminal."""
+    lines = [f"{'family':<12}{'quality':>9}{'gain':>9}{'+-':>8}{'KL':>8}{'proxy':>8}"]
+    rows = zip(scores.families, scores.quality, scores.gain, scores.gain_se, scores.kl, scores.proxy_reward, strict=True)
+    lines += [f"{name:<12}{q:>9.3f}{g:>+9.3f}{se:>8.3f}{kl:>8.2f}{p:>8.3f}" for name, q, g, se, kl, p in rows]
+    lines.append(
+        f"{'balanced':<12}{scores.balanced_quality:>9.3f}{scores.balanced_gain:>+9.3f}"
+        f"{_se_of_mean(scores.gain_se):>8.3f}{scores.balanced_kl:>8.2f}{scores.proxy_reward.mean():>8.3f}"
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m objectives.score", description="Score one checkpoint.")
+    parser.add_argument("--policy", required=True, type=Path, help="policy folder")
+    parser.add_argument("--out", type=Path, help="write the JSON here")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_task_option(parser)
+    args = parser.parse_args()
+    task = load_task(find_task_dir(args.task))
+    policy = load_policy(args.policy, task.vocab)
+    say(f"scoring {args.policy}", quiet=args.quiet)
+    scores = Judge(task, load_quality(task.root)).score(policy)
+    document = {"policy": str(args.policy), "note": ESTIMATE_NOTE, "metrics": scores.metrics()}
+    write_json(document, args.out, show=args.json)
+    if not args.json:
+        print(format_scores(scores))
+        print(ESTIMATE_NOTE)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,1 @@
+"""Built-in reward wrappers that need fitted labels."""

@@ -1,0 +1,32 @@
+"""Built-in wrapper `label_quality`: replace the score with label-inferred quality."""
+
+from pathlib import Path
+from typing import Any
+
+from objectives.quality_model import load_quality
+
+USES_REWARDS = False
+
+_correct: dict[str, list[list[list[dict[str, float]]]]] = {}  # family -> position -> value -> token -> probability
+_attribute: dict[str, list[int]] = {}
+
+
+def prepare(task_dir: Path, config: dict[str, Any]) -> None:
+    """Look up the task's fitted quality model and lay it out by name."""
+    model = load_quality(task_dir)
+    tokens = model.vocab.content_tokens
+    for f, family in enumerate(model.vocab.families):
+        _attribute[family] = model.attribute[f].tolist()
+        _correct[family] = [
+            [dict(zip(tokens, cell, strict=True)) for cell in by_value] for by_value in model.correct[f].tolist()
+        ]
+
+
+def transform(records: list[dict[str, Any]], response_tokens: list[list[str]], rewards: list[float]) -> list[float]:
+    return [_quality(record, response) for record, response in zip(records, response_tokens, strict=True)]
+
+
+def _quality(record: dict[str, Any], response: list[str]) -> float:
+    family, attrs = record["family"], record["attrs"]
+    positions = zip(_correct[family], _attribute[family], response, strict=True)
+    return sum(by_value[attrs[attribute]][token] for by_value, attribute, token in positions) / len(response)

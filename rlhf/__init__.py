@@ -1,0 +1,1 @@
+"""One KL-regularised REINFORCE run over a task directory: data, models, training, evaluation."""

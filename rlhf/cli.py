@@ -1,0 +1,29 @@
+"""What the command lines share: the task option, quiet progress, one JSON document on standard output."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlhf.taskdir import TASK_VARIABLE
+
+
+def add_task_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", metavar="DIR", help=f"task directory (default: ${TASK_VARIABLE}, then the built-in)")
+
+
+def say(message: str, *, quiet: bool = False) -> None:
+    """Print progress on standard error, so that standard output holds only the answer."""
+    if not quiet:
+        print(message, file=sys.stderr, flush=True)
+
+
+def write_json(document: dict[str, Any], out: Path | None, *, show: bool = True) -> None:
+    """Write a document to `out` if given, and print it if `show`."""
+    text = json.dumps(document, indent=2)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
+    if show:
+        print(text)

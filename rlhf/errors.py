@@ -1,0 +1,51 @@
+"""The project's errors, and how a command turns them into an exit status.
+
+Everything a user can get wrong is an `InputError`: it carries every problem found, each saying the rule,
+the value received, where it was, and what to do.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+_SHOWN_PROBLEMS = 20
+
+
+class SweepError(Exception):
+    """Root of all errors this project raises on purpose."""
+
+
+class InputError(SweepError):
+    """Report bad input: all problems at once, nothing written."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class TrainingError(SweepError):
+    """A run that cannot go on, such as a loss that is not finite. Says the step and the value."""
+
+
+def raise_if_any(problems: Sequence[str]) -> None:
+    """Raise one `InputError` for all `problems`, if there are any."""
+    if problems:
+        raise InputError(problems)
+
+
+def run_command(main: Callable[[], int | None]) -> None:
+    """Run a command's `main` and exit: 0 or its own status, 2 for bad input, 130 for Ctrl-C."""
+    try:
+        status = main() or 0
+    except InputError as error:
+        shown = error.problems[:_SHOWN_PROBLEMS]
+        for problem in shown:
+            print(f"error: {problem}", file=sys.stderr)
+        if len(error.problems) > len(shown):
+            print(f"error: ... and {len(error.problems) - len(shown)} more problems", file=sys.stderr)
+        status = EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = EXIT_INTERRUPTED
+    sys.exit(status)

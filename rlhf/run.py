@@ -1,0 +1,174 @@
+"""One training run with a lifetime: made, advanced step by step, saved at any step, resumed exactly.
+
+A run that is stopped and resumed ends with the same bits as one that was not: policy, Adam moments, both
+random streams and the half-filled log row are all part of the saved state. State is safetensors and JSON.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf.config import RunConfig
+from rlhf.data import Prompts, decode, read_prompts
+from rlhf.errors import InputError, TrainingError
+from rlhf.policy import load_policy
+from rlhf.reinforce import group_advantage, mean_entropy, policy_loss, sequence_kl, taken_logp
+from rlhf.reward_model import load_reward_model
+from rlhf.taskdir import resolve_path
+from rlhf.vocab import load_vocab
+from rlhf.wrappers import load_wrapper
+
+STATE_TENSORS = "state.safetensors"
+STATE_COUNTERS = "state.json"
+LogRow = dict[str, float]
+
+
+class ReinforceRun:
+    """Train one policy with REINFORCE and a group-mean baseline against a fixed reference.
+
+    `prompts` replaces the config's prompt file, so that a sweep can hold prompts back for judging.
+    """
+
+    def __init__(self, config: RunConfig, task_dir: Path, *, prompts: Prompts | None = None) -> None:
+        torch.set_flush_denormal(True)
+        self.config = config
+        self.step = 0
+        self.vocab = load_vocab(task_dir)
+        self.reference = load_policy(resolve_path(config.policy_ref, task_dir), self.vocab).requires_grad_(False)
+        self.policy = load_policy(resolve_path(config.policy_init or config.policy_ref, task_dir), self.vocab)
+        self.reward_model = load_reward_model(resolve_path(config.reward_model, task_dir), self.vocab)
+        self.wrapper = load_wrapper(config.reward_wrapper, task_dir)
+        self.wrapper.prepare(task_dir, config)
+        self._pool = prompts or read_prompts(resolve_path(config.prompt_file, task_dir), self.vocab)
+        self._pool_tokens = self._pool.tokens(self.vocab)
+        self._pool_records = self._pool.records(self.vocab)
+        self._prompt_weights = _prompt_weights(self._pool, self.vocab.families, config)
+        self._prompt_stream = torch.Generator().manual_seed(2 * config.seed)
+        self._sample_stream = torch.Generator().manual_seed(2 * config.seed + 1)
+        self._adam = torch.optim.Adam(self.policy.parameters(), lr=config.lr, fused=True)
+        self._sums: LogRow = {}
+        self._elapsed_s = 0.0
+
+    def advance(self, until_step: int) -> Iterator[LogRow]:
+        """Train up to `until_step`, yielding a row of means every `log_every` steps and at the run's last."""
+        while self.step < min(until_step, self.config.steps):
+            started = time.perf_counter()
+            self._train_step()
+            self._elapsed_s += time.perf_counter() - started
+            if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+                yield self._close_log_row()
+
+    def save_state(self, folder: Path) -> None:
+        """Write everything `load_state` needs to go on as if the run had never stopped."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        for index, slots in self._adam.state_dict()["state"].items():
+            tensors |= {f"adam.{index}.{name}": tensor for name, tensor in slots.items()}
+        tensors["stream.prompt"] = self._prompt_stream.get_state()
+        tensors["stream.sample"] = self._sample_stream.get_state()
+        save_file(tensors, folder / STATE_TENSORS)
+        counters = {
+            "step": self.step,
+            "elapsed_s": self._elapsed_s,
+            "sums": self._sums,
+            "config": self.config.to_json(),
+        }
+        (folder / STATE_COUNTERS).write_text(json.dumps(counters))
+
+    def load_state(self, folder: Path) -> None:
+        """Go on from a saved state. Raises `InputError` if it was saved under another configuration."""
+        counters = json.loads((folder / STATE_COUNTERS).read_text())
+        mine = self.config.to_json()
+        changed = [key for key, value in counters["config"].items() if key != "steps" and mine[key] != value]
+        if changed:
+            raise InputError([
+                f"{folder}: saved with {key} = {counters['config'][key]!r}, cannot go on with {mine[key]!r}"
+                for key in changed
+            ])  # fmt: skip
+        tensors = load_file(folder / STATE_TENSORS)
+        weights = {name.removeprefix("policy."): t for name, t in tensors.items() if name.startswith("policy.")}
+        self.policy.load_state_dict(weights)
+        slots: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("adam."):
+                _, index, slot = name.split(".")
+                slots.setdefault(int(index), {})[slot] = tensor
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
+        self._prompt_stream.set_state(tensors["stream.prompt"])
+        self._sample_stream.set_state(tensors["stream.sample"])
+        self.step, self._elapsed_s, self._sums = counters["step"], counters["elapsed_s"], counters["sums"]
+
+    def _train_step(self) -> None:
+        config, group = self.config, self.config.samples_per_prompt
+        chosen = torch.multinomial(
+            self._prompt_weights, config.batch_prompts, replacement=True, generator=self._prompt_stream
+        )
+        prompts = self._pool_tokens[chosen]
+        uniforms = torch.rand(len(chosen) * group, self.vocab.resp_len, generator=self._sample_stream)
+        responses, _ = self.policy.sample(prompts, uniforms, temperature=config.temperature)
+        logp = self.policy.response_logp(prompts, responses, temperature=config.temperature)
+        taken = taken_logp(logp, responses)
+        with torch.inference_mode():
+            ref_logp = self.reference.response_logp(prompts, responses, temperature=config.temperature)
+            kl = sequence_kl(taken, taken_logp(ref_logp, responses))
+        rewards = self._rewards(chosen.tolist(), prompts, responses)
+        shaped = rewards - config.kl_coef * kl
+        loss = policy_loss(group_advantage(shaped, group=group), taken)
+        self._adam.zero_grad()
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        if not math.isfinite(grad_norm.item()):
+            raise TrainingError(f"step {self.step + 1}: the gradient norm is {grad_norm.item()}; lower lr ({config.lr})")
+        self._adam.step()
+        self.step += 1
+        self._add(
+            shaped_reward=shaped.mean().item(), kl=kl.mean().item(), loss=loss.item(), grad_norm=grad_norm.item(),
+            entropy=mean_entropy(logp.detach()).item(),
+        )  # fmt: skip
+
+    def _rewards(self, chosen: list[int], prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """Score responses (N * G, L) and wrap the scores; a wrapper that ignores them is scored only for the log."""
+        group = self.config.samples_per_prompt
+        scores = torch.zeros(len(responses))
+        if self.wrapper.uses_rewards or (self.step + 1) % self.config.log_every == 0:
+            scores = self.reward_model.score(prompts, responses)
+            self._add(proxy_reward=scores.mean().item())
+        records = [self._pool_records[row] for row in chosen for _ in range(group)]
+        return torch.tensor(self.wrapper(records, decode(responses, self.vocab), scores.tolist()))
+
+    def _add(self, **values: float) -> None:
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._sums[f"{name}/n"] = self._sums.get(f"{name}/n", 0.0) + 1
+
+    def _close_log_row(self) -> LogRow:
+        sums, self._sums = self._sums, {}
+        means = {name: total / sums[f"{name}/n"] for name, total in sums.items() if not name.endswith("/n")}
+        return {"step": self.step, **means, "elapsed_s": round(self._elapsed_s, 3)}
+
+
+def _prompt_weights(pool: Prompts, families: tuple[str, ...], config: RunConfig) -> torch.Tensor:
+    """Return each prompt's chance of being drawn, so that families come up by their weights."""
+    weights: dict[str, Any] = dict(config.family_weights or dict.fromkeys(families, 1.0))
+    counts = np.bincount(pool.family, minlength=len(families))
+    problems = [
+        f"family_weights: unknown family {family!r}; known: {', '.join(families)}"
+        for family in weights
+        if family not in families
+    ]
+    problems += [
+        f"family_weights: {family} has weight {weights[family]}, but the prompt file holds none of its prompts"
+        for family, count in zip(families, counts, strict=True)
+        if count == 0 and weights.get(family, 0) > 0
+    ]
+    if problems:
+        raise InputError(problems)
+    share = np.array([weights.get(family, 0.0) for family in families]) / np.maximum(counts, 1)
+    return torch.from_numpy(share[pool.family])

@@ -1,0 +1,78 @@
+"""Command line: train one policy.
+
+    python -m rlhf.train_rl --config C --out DIR [--override key=json]... [--task DIR] [--resume] [--quiet]
+
+Writes `run_config.json`, `log.jsonl`, `policy.safetensors` + `config.json`, and `step_N/` every `save_every`
+steps. `--resume` goes on from the last saved state in DIR, to the same bits as an uninterrupted run.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rlhf.cli import add_task_option, say
+from rlhf.config import RunConfig, read_run_config
+from rlhf.errors import InputError, run_command
+from rlhf.policy import save_policy
+from rlhf.run import STATE_COUNTERS, ReinforceRun
+from rlhf.taskdir import find_task_dir
+
+STATE_FOLDER = "state"
+
+
+def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False, quiet: bool = False) -> ReinforceRun:
+    """Train to `config.steps`, writing a run directory. Raises `InputError` if `out` already holds a run."""
+    state = out / STATE_FOLDER
+    if not resume and (out / "log.jsonl").exists():
+        raise InputError(f"{out}: already holds a run; choose another --out, or go on with it by --resume")
+    if resume and not (state / STATE_COUNTERS).exists():
+        raise InputError(f"{out}: holds no saved state to resume from; leave --resume out to start afresh")
+    run = ReinforceRun(config, task_dir)
+    if resume:
+        run.load_state(state)
+    out.mkdir(parents=True, exist_ok=True)
+    resolved = replace(config, policy_init=config.policy_init or config.policy_ref)
+    (out / "run_config.json").write_text(json.dumps(resolved.to_json(), indent=1) + "\n")
+    _drop_rows_after(out / "log.jsonl", run.step)
+    every = config.save_every or config.steps
+    with (out / "log.jsonl").open("a") as log:
+        while run.step < config.steps:
+            for row in run.advance((run.step // every + 1) * every):
+                log.write(json.dumps(row) + "\n")
+                log.flush()
+                say(_progress(row, config.steps), quiet=quiet)
+            if config.save_every:
+                save_policy(run.policy, out / f"step_{run.step}")
+                run.save_state(state)
+    save_policy(run.policy, out)
+    return run
+
+
+def _drop_rows_after(log: Path, step: int) -> None:
+    """Remove rows that a killed run logged after its last saved state; they will be logged again."""
+    if log.exists():
+        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
+        log.write_text("".join(line + "\n" for line in kept))
+
+
+def _progress(row: dict[str, float], steps: int) -> str:
+    proxy = f"{row['proxy_reward']:.3f}" if "proxy_reward" in row else "-"
+    return f"step {row['step']}/{steps}  proxy reward {proxy}  KL {row['kl']:.2f}  {row['elapsed_s']:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m rlhf.train_rl", description="Train one policy with REINFORCE.")
+    parser.add_argument("--config", required=True, type=Path, help="JSON file with any of the run's keys")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the run")
+    parser.add_argument("--override", action="append", default=[], metavar="KEY=JSON", help="replace one config key")
+    parser.add_argument("--resume", action="store_true", help="go on from the state saved in --out")
+    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_task_option(parser)
+    args = parser.parse_args()
+    config = read_run_config(args.config, args.override)
+    train(config, find_task_dir(args.task), args.out, resume=args.resume, quiet=args.quiet)
+
+
+if __name__ == "__main__":
+    run_command(main)

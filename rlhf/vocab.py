@@ -1,0 +1,120 @@
+"""The token vocabulary of a task: special tokens, family tokens, attribute values, content tokens.
+
+Ids run in this order: `<pad>`, `<sep>`, the families, the values, the content tokens. A prompt is
+`<family> v v v v <sep>`; a response is `resp_len` content tokens. Nothing else in the project may assume
+how many there are of each.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import InputError
+
+VOCAB_FILE = "vocab.json"
+_SPECIAL = ("<pad>", "<sep>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """Name the families, attributes and content tokens; derive ids and lengths.
+
+    >>> DEFAULT_VOCAB.size, DEFAULT_VOCAB.prompt_len, DEFAULT_VOCAB.seq_len
+    (40, 6, 14)
+    """
+
+    families: tuple[str, ...]
+    n_attrs: int
+    n_values: int
+    content_tokens: tuple[str, ...]
+    resp_len: int
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("families", "content_tokens"):
+            entries = getattr(self, name)
+            if not entries or not all(isinstance(entry, str) and entry for entry in entries):
+                problems.append(f"vocabulary: {name} must be a non-empty list of non-empty strings, got {entries!r}")
+            elif len(set(entries)) != len(entries):
+                problems.append(f"vocabulary: {name} must not repeat a name, got {entries!r}")
+        for name in ("n_attrs", "n_values", "resp_len"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                problems.append(f"vocabulary: {name} must be a whole number of at least 1, got {count!r}")
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def sep_id(self) -> int:
+        return _SPECIAL.index("<sep>")
+
+    @property
+    def first_value_id(self) -> int:
+        return len(_SPECIAL) + len(self.families)
+
+    @property
+    def first_content_id(self) -> int:
+        return self.first_value_id + self.n_values
+
+    @property
+    def n_content(self) -> int:
+        return len(self.content_tokens)
+
+    @property
+    def size(self) -> int:
+        return self.first_content_id + self.n_content
+
+    @property
+    def prompt_len(self) -> int:
+        return self.n_attrs + 2
+
+    @property
+    def seq_len(self) -> int:
+        return self.prompt_len + self.resp_len
+
+    def family_id(self, family_index: int) -> int:
+        return len(_SPECIAL) + family_index
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "families": list(self.families),
+            "n_attrs": self.n_attrs,
+            "n_values": self.n_values,
+            "content_tokens": list(self.content_tokens),
+            "resp_len": self.resp_len,
+        }
+
+
+DEFAULT_VOCAB = Vocab(
+    families=("anvil", "birch", "cobalt", "dune", "ember", "fjord"),
+    n_attrs=4,
+    n_values=8,
+    content_tokens=tuple(
+        "ba da fa ga ha ja ka la ma na pa ra sa ta va wa za be de fe ge he je ke".split()
+    ),
+    resp_len=8,
+)
+
+
+def load_vocab(root: Path) -> Vocab:
+    """Read `vocab.json` in the task directory `root`; without one, the default vocabulary."""
+    path = root / VOCAB_FILE
+    if not path.exists():
+        return DEFAULT_VOCAB
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error})") from error
+    expected = set(DEFAULT_VOCAB.to_json())
+    if not isinstance(document, dict) or set(document) != expected:
+        found = sorted(document) if isinstance(document, dict) else type(document).__name__
+        raise InputError(f"{path}: must be an object with exactly the keys {sorted(expected)}, found {found}")
+    for name in ("families", "content_tokens"):
+        if not isinstance(document[name], list):
+            raise InputError(f"{path}: {name} must be a list of strings, got {document[name]!r}")
+        document[name] = tuple(document[name])
+    try:
+        return Vocab(**document)
+    except InputError as error:
+        raise InputError([f"{path}: {problem}" for problem in error.problems]) from error

@@ -1,0 +1,87 @@
+"""Reading and writing a model folder: `config.json` beside one safetensors file. No pickle is ever read."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from rlhf.errors import InputError
+from rlhf.transformer import ModelConfig
+from rlhf.vocab import Vocab
+
+CONFIG_FILE = "config.json"
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name: str, vocab: Vocab) -> Model:
+    """Make a model from `folder` and fill in its weights.
+
+    Raises `InputError` naming every key and tensor that is missing, unknown, or of the wrong shape.
+    """
+    config = read_config(folder / CONFIG_FILE, vocab)
+    path = folder / weights_name
+    model = make(config)
+    tensors = _read_tensors(path)
+    expected = model.state_dict()
+    problems = [f"{path}: tensor {name} is missing" for name in expected if name not in tensors]
+    problems += [f"{path}: tensor {name} is not part of the model" for name in tensors if name not in expected]
+    for name in expected.keys() & tensors.keys():
+        want, got = tuple(expected[name].shape), tuple(tensors[name].shape)
+        if want != got:
+            problems.append(f"{path}: tensor {name} has shape {got}, but {CONFIG_FILE} asks for {want}")
+        elif not torch.isfinite(tensors[name]).all():
+            problems.append(f"{path}: tensor {name} holds NaN or infinite values")
+    if problems:
+        raise InputError(sorted(problems))
+    model.load_state_dict(tensors)
+    return model
+
+
+def save_model(model: nn.Module, config: ModelConfig, folder: Path, weights_name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / weights_name)
+    (folder / CONFIG_FILE).write_text(json.dumps(config.to_json(), indent=1) + "\n")
+
+
+def read_config(path: Path, vocab: Vocab) -> ModelConfig:
+    """Read a model's `config.json` and check it against the task's vocabulary."""
+    document = read_json_object(path)
+    derived = {"vocab_size": vocab.size, "seq_len": vocab.seq_len, "prompt_len": vocab.prompt_len}
+    derived["resp_len"] = vocab.resp_len
+    names = [field.name for field in fields(ModelConfig)]
+    problems = [f"{path}: key {name} is missing" for name in names if name not in document and name not in derived]
+    problems += [
+        f"{path}: {name} is {document[name]!r}, but the task's vocabulary asks for {size}"
+        for name, size in derived.items()
+        if document.get(name, size) != size
+    ]
+    if problems:
+        raise InputError(problems)
+    try:
+        return ModelConfig(**{name: document.get(name, derived.get(name)) for name in names})
+    except InputError as error:
+        raise InputError([f"{path}: {problem}" for problem in error.problems]) from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: must hold a JSON object, found {type(document).__name__}")
+    return document
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
+    return tensors

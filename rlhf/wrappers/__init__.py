@@ -1,0 +1,95 @@
+"""Reward wrappers: how a raw reward-model score becomes the reward of a run.
+
+A wrapper is a Python file with
+
+    transform(records, response_tokens, rewards) -> rewards     lists in, a list of the same length out
+    prepare(task_dir, config)                                   optional, called once before training
+    USES_REWARDS = False                                        optional: the scores passed in are not looked at
+
+`records` are prompt records, one for each response; `response_tokens` are lists of token strings. A wrapper is
+named by its entry point in the group `rlhf.reward_wrappers`, or by a path to a file. Every run gets a module of
+its own, so what `prepare` keeps in globals belongs to that run.
+"""
+
+import importlib.metadata
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from rlhf.config import RunConfig
+from rlhf.data import Record
+from rlhf.errors import InputError
+from rlhf.taskdir import resolve_path
+
+ENTRY_POINT_GROUP = "rlhf.reward_wrappers"
+DEFAULT_WRAPPER = "raw"
+
+
+class RewardWrapper:
+    """Call a wrapper module and check what it returns."""
+
+    def __init__(self, name: str, module: ModuleType) -> None:
+        self.name = name
+        self._module = module
+        self.uses_rewards: bool = getattr(module, "USES_REWARDS", True)
+
+    @property
+    def place(self) -> str:
+        """Say file and line of `transform`."""
+        return f"{self._module.__file__}:{self._module.transform.__code__.co_firstlineno}"
+
+    def prepare(self, task_dir: Path, config: RunConfig) -> None:
+        if hasattr(self._module, "prepare"):
+            self._module.prepare(task_dir, config.to_json())
+
+    def __call__(
+        self, records: Sequence[Record], response_tokens: Sequence[Sequence[str]], rewards: Sequence[float]
+    ) -> list[float]:
+        """Return one finite reward for each response. Raises `InputError` naming file and line otherwise."""
+        try:
+            shaped = self._module.transform(records, response_tokens, rewards)
+        except Exception as error:  # a user's code may raise anything
+            raise InputError(f"{self.place}: transform raised {type(error).__name__}: {error}") from error
+        if not isinstance(shaped, list | tuple) or len(shaped) != len(records):
+            found = f"{len(shaped)} rewards" if isinstance(shaped, list | tuple) else type(shaped).__name__
+            raise InputError(f"{self.place}: transform must return a list of {len(records)} rewards, got {found}")
+        for row, reward in enumerate(shaped):
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+                raise InputError(f"{self.place}: transform must return finite numbers, got {reward!r} at row {row}")
+        return list(shaped)
+
+
+def wrapper_names() -> list[str]:
+    return sorted(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def load_wrapper(name: str | None, task_dir: Path) -> RewardWrapper:
+    """Load a wrapper by entry-point name or path. Raises `InputError` if there is none, or it is malformed."""
+    name = name or DEFAULT_WRAPPER
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+        return RewardWrapper(name, _fresh_module(entry.module, name))
+    path = resolve_path(name, task_dir)
+    if not path.is_file():
+        raise InputError(
+            f"reward_wrapper must be one of {', '.join(wrapper_names())}, or a path to a Python file; got {name!r}"
+        )
+    return RewardWrapper(name, _fresh_module(path, name))
+
+
+def _fresh_module(source: str | Path, name: str) -> ModuleType:
+    if isinstance(source, Path):
+        spec = importlib.util.spec_from_file_location(f"reward_wrapper_{source.stem}", source)
+    else:
+        spec = importlib.util.find_spec(source)
+    if spec is None or spec.loader is None:
+        raise InputError(f"reward_wrapper {name!r}: {source} cannot be imported; a wrapper is a .py file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # importing runs a user's code
+        raise InputError(f"{source}: importing it raised {type(error).__name__}: {error}") from error
+    if not hasattr(getattr(module, "transform", None), "__code__"):
+        raise InputError(f"{source}: a reward wrapper must define transform(records, response_tokens, rewards)")
+    return module

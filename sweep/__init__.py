@@ -1,0 +1,1 @@
+"""Many runs: search, schedule, record, pick."""
