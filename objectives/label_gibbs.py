@@ -23,7 +23,10 @@ _SHORTLIST = 10
 
 @dataclass(frozen=True, slots=True)
 class LabelRows:
-    """Hold padded rows: labels (F, R), `crowd` (F, R) bool, `cell` and `token` (F, L, R), features (F, K, R)."""
+    """Hold padded rows: labels (F, R), `crowd` (F, R) bool, `cell` and `token` (F, L, R).
+
+    `features` (F, K, R) are 0 on expert rows, so that shortcuts act on crowd rows only.
+    """
 
     labels: np.ndarray
     crowd: np.ndarray
@@ -146,7 +149,7 @@ class LabelSampler:
     def _draw_size(self, slot: int) -> None:
         """Draw whether one shortlisted feature pays, and how much (George & McCulloch 1993, spike at zero)."""
         feature = self._listed_features()[:, slot]  # (F, R)
-        weight = self._weights() * self._rows.crowd
+        weight = self._weights()
         residual = self._rows.labels - self.predict() + self.state.sizes[..., slot, None] * feature
         pull = (weight * residual * feature).sum(-1)
         precision = (weight * feature**2).sum(-1) + 1 / _SLAB_SD**2

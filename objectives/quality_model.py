@@ -162,7 +162,7 @@ def label_rows(expert: Labelled, crowd: Labelled, attribute: np.ndarray, feature
         rows.cell[family, :, :n] = attrs[:, attribute[family]].T
         rows.token[family, :, :n] = responses.T
         for k, feature in enumerate(features):
-            rows.features[family, k, :n] = feature_values(feature, responses)
+            rows.features[family, k, len(parts[0]) : n] = feature_values(feature, parts[1].responses)
     return rows
 
 
@@ -173,14 +173,22 @@ def load_quality(task_dir: Path) -> QualityModel:
 
 @functools.lru_cache(maxsize=4)
 def _load_quality(task_dir: Path, digest: str) -> QualityModel:
-    path = cache_folder() / f"{_FORMAT}-{digest}.npz"
+    path = _cache_path(digest)
     if not path.exists():
         save_quality(fit_quality(load_task(task_dir)), path)
     return read_quality(path)
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-sweep"
+def remember_quality(model: QualityModel, digest: str) -> None:
+    """Put a fitted model in this machine's cache, under the digest of its task."""
+    path = _cache_path(digest)
+    if not path.exists():
+        save_quality(model, path)
+
+
+def _cache_path(digest: str) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-sweep"
+    return folder / f"{_FORMAT}-{digest}.npz"
 
 
 _ARRAYS = ("attribute", "correct", "draws", "noise")

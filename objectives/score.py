@@ -142,8 +142,9 @@ def _se_of_mean(errors: np.ndarray) -> float:
 def format_scores(scores: Scores) -> str:
     """Lay scores out as a table for a terminal."""
     lines = [f"{'family':<12}{'quality':>9}{'gain':>9}{'+-':>8}{'KL':>8}{'proxy':>8}"]
-    rows = zip(scores.families, scores.quality, scores.gain, scores.gain_se, scores.kl, scores.proxy_reward, strict=True)
-    lines += [f"{name:<12}{q:>9.3f}{g:>+9.3f}{se:>8.3f}{kl:>8.2f}{p:>8.3f}" for name, q, g, se, kl, p in rows]
+    columns = (scores.quality, scores.gain, scores.gain_se, scores.kl, scores.proxy_reward)
+    for name, quality, gain, se, kl, proxy in zip(scores.families, *columns, strict=True):
+        lines.append(f"{name:<12}{quality:>9.3f}{gain:>+9.3f}{se:>8.3f}{kl:>8.2f}{proxy:>8.3f}")
     lines.append(
         f"{'balanced':<12}{scores.balanced_quality:>9.3f}{scores.balanced_gain:>+9.3f}"
         f"{_se_of_mean(scores.gain_se):>8.3f}{scores.balanced_kl:>8.2f}{scores.proxy_reward.mean():>8.3f}"

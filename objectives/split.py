@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from rlhf.data import Prompts, concat_prompts
-from rlhf.errors import InputError
+from rlhf.errors import raise_if_any
 from rlhf.taskdir import TRAIN_PROMPTS, Task
 from rlhf.vocab import Vocab
 
@@ -50,9 +50,8 @@ def split_prompts(task: Task, part: Part) -> Prompts:
 def _require_every_family(prompts: Prompts, vocab: Vocab, part: Part, task: Task) -> None:
     counts = np.bincount(prompts.family, minlength=len(vocab.families))
     problems = [
-        f"{task.root / TRAIN_PROMPTS}: family {family} has no prompt in the {part} part; add prompts with other attributes"
+        f"{task.root / TRAIN_PROMPTS}: family {family} has no prompt in the {part} part; add other prompts"
         for family, count in zip(vocab.families, counts, strict=True)
         if count == 0
     ]
-    if problems:
-        raise InputError(problems)
+    raise_if_any(problems)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, raise_if_any
 from rlhf.taskdir import REFERENCE, REWARD_MODEL, TRAIN_PROMPTS
 from rlhf.weights import read_json_object
 
@@ -54,8 +54,7 @@ class RunConfig:
             if not isinstance(value, str) and not (value is None and name in ("policy_init", "reward_wrapper")):
                 problems.append(f"{name} must be a string, got {value!r}")
         problems += _weight_problems(self.family_weights)
-        if problems:
-            raise InputError(problems)
+        raise_if_any(problems)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, raise_if_any
 from rlhf.vocab import Vocab
 
 Record = dict[str, Any]
@@ -146,8 +146,7 @@ def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list
             rows.append(row)
     if not rows and not problems:
         problems.append(f"{path}: holds no record; at least one line is needed")
-    if problems:
-        raise InputError(problems)
+    raise_if_any(problems)
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhf.errors import InputError
+from rlhf.errors import raise_if_any
 from rlhf.vocab import Vocab
 
 KINDS = {
@@ -87,9 +87,9 @@ def parse_feature(kind: str, tokens: list[str], position: int | None, vocab: Voc
         if token not in vocab.content_tokens
     ]
     if (kind == "position") != (position is not None) or (position is not None and not 0 <= position < vocab.resp_len):
-        problems.append(f"position must be 0 to {vocab.resp_len - 1} for kind position, and absent otherwise: {position!r}")
-    if problems:
-        raise InputError(problems)
+        rule = f"position must be 0 to {vocab.resp_len - 1} for kind position, and absent otherwise"
+        problems.append(f"{rule}, got {position!r}")
+    raise_if_any(problems)
     return Feature(kind, tuple(vocab.content_tokens.index(token) for token in tokens), position)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.config import RunConfig
 from rlhf.data import Prompts, decode, read_prompts
-from rlhf.errors import InputError, TrainingError
+from rlhf.errors import InputError, TrainingError, raise_if_any
 from rlhf.policy import load_policy
 from rlhf.reinforce import group_advantage, mean_entropy, policy_loss, sequence_kl, taken_logp
 from rlhf.reward_model import load_reward_model
@@ -125,7 +125,7 @@ class ReinforceRun:
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
         if not math.isfinite(grad_norm.item()):
-            raise TrainingError(f"step {self.step + 1}: the gradient norm is {grad_norm.item()}; lower lr ({config.lr})")
+            raise TrainingError(f"step {self.step + 1}: gradient norm {grad_norm.item()}; lower lr ({config.lr})")
         self._adam.step()
         self.step += 1
         self._add(
@@ -168,7 +168,6 @@ def _prompt_weights(pool: Prompts, families: tuple[str, ...], config: RunConfig)
         for family, count in zip(families, counts, strict=True)
         if count == 0 and weights.get(family, 0) > 0
     ]
-    if problems:
-        raise InputError(problems)
+    raise_if_any(problems)
     share = np.array([weights.get(family, 0.0) for family in families]) / np.maximum(counts, 1)
     return torch.from_numpy(share[pool.family])

@@ -19,14 +19,12 @@ def fit(
     seed: int,
     quiet: bool,
 ) -> float:
-    """Minimise `loss_of(rows)`, a mean over row indices (B,), with Adam and a cosine learning rate.
+    """Minimise `loss_of(rows)`, a mean over row indices (B,), with Adam at a constant learning rate.
 
     Returns the mean loss of the last epoch.
     """
     generator = torch.Generator().manual_seed(seed)
     adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
-    steps = epochs * -(-n_rows // batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     mean_loss = float("nan")
     for epoch in range(epochs):
         total = 0.0
@@ -35,7 +33,6 @@ def fit(
             adam.zero_grad()
             loss.backward()
             adam.step()
-            schedule.step()
             total += loss.item() * len(rows)
         mean_loss = total / n_rows
         say(f"epoch {epoch + 1}/{epochs}  loss {mean_loss:.4f}", quiet=quiet)

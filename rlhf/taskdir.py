@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts
-from rlhf.errors import InputError
+from rlhf.errors import InputError, raise_if_any
 from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import RewardModel, load_reward_model
 from rlhf.vocab import Vocab, load_vocab
@@ -73,9 +73,8 @@ def load_task(root: Path) -> Task:
         problems += _missing_families(root / TRAIN_PROMPTS, train, vocab, what="training prompt")
     if expert is not None:
         problems += _missing_families(root / EXPERT_LABELS, expert.prompts, vocab, what="expert label")
-    if problems or None in (reference, reward_model, train, dev, expert, crowd):
-        raise InputError(problems)
-    assert reference and reward_model and train and dev and expert and crowd
+    raise_if_any(problems)
+    assert reference and reward_model and train and dev and expert and crowd  # noqa: PT018  (narrows six types)
     return Task(root, vocab, reference, reward_model, train, dev, expert, crowd, task_digest(root))
 
 

@@ -1,6 +1,6 @@
 """Command line: train a reference policy on demonstrations.
 
-    python -m rlhf.train_sft --data F --out DIR [--epochs 30 --lr 2e-3 --seed 0] [--task DIR] [--quiet]
+    python -m rlhf.train_sft --data F --out DIR [--epochs 30 --lr 1e-3 --seed 0] [--task DIR] [--quiet]
 
 F holds labelled or unlabelled demonstrations: `id`, `family`, `attrs`, `response`. Only `vocab.json` of the
 task directory is used.
@@ -21,7 +21,7 @@ from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
 
 EPOCHS = 30
-LR = 2e-3
+LR = 1e-3
 _BATCH = 256
 
 

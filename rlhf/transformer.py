@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlhf.errors import InputError
+from rlhf.errors import raise_if_any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class ModelConfig:
             problems.append(
                 f"seq_len must be prompt_len + resp_len, got {self.seq_len}, {self.prompt_len}, {self.resp_len}"
             )
-        if problems:
-            raise InputError(problems)
+        raise_if_any(problems)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,8 +105,6 @@ class Trunk(nn.Module):
         self.pos = nn.Embedding(config.seq_len, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.ln = nn.LayerNorm(config.d_model)
-        for embedding in (self.tok, self.pos):
-            nn.init.normal_(embedding.weight, std=0.02)
 
     def hidden(
         self, ids: torch.Tensor, *, causal: bool, past: list[KeyValue] | None = None

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, raise_if_any
 
 VOCAB_FILE = "vocab.json"
+_CONTENT_TOKENS = "ba da fa ga ha ja ka la ma na pa ra sa ta va wa za be de fe ge he je ke"
 _SPECIAL = ("<pad>", "<sep>")
 
 
@@ -42,8 +43,7 @@ class Vocab:
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 problems.append(f"vocabulary: {name} must be a whole number of at least 1, got {count!r}")
-        if problems:
-            raise InputError(problems)
+        raise_if_any(problems)
 
     @property
     def sep_id(self) -> int:
@@ -90,9 +90,7 @@ DEFAULT_VOCAB = Vocab(
     families=("anvil", "birch", "cobalt", "dune", "ember", "fjord"),
     n_attrs=4,
     n_values=8,
-    content_tokens=tuple(
-        "ba da fa ga ha ja ka la ma na pa ra sa ta va wa za be de fe ge he je ke".split()
-    ),
+    content_tokens=tuple(_CONTENT_TOKENS.split()),
     resp_len=8,
 )
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, raise_if_any
 from rlhf.transformer import ModelConfig
 from rlhf.vocab import Vocab
 
@@ -61,8 +61,7 @@ def read_config(path: Path, vocab: Vocab) -> ModelConfig:
         for name, size in derived.items()
         if document.get(name, size) != size
     ]
-    if problems:
-        raise InputError(problems)
+    raise_if_any(problems)
     try:
         return ModelConfig(**{name: document.get(name, derived.get(name)) for name in names})
     except InputError as error:

@@ -22,19 +22,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf.config import run_config
 from rlhf.data import Labelled, Prompts, write_jsonl
 from rlhf.dev_eval import dev_eval
 from rlhf.errors import InputError, run_command
 from rlhf.features import parse_feature
 from rlhf.policy import Policy, save_policy
 from rlhf.reward_model import save_reward_model
-from rlhf.taskdir import CROWD_LABELS, DEV_PROMPTS, EXPERT_LABELS, REFERENCE, REWARD_MODEL, RUNS, TRAIN_PROMPTS, load_task
+from rlhf.taskdir import (
+    CROWD_LABELS,
+    DEV_PROMPTS,
+    EXPERT_LABELS,
+    REFERENCE,
+    REWARD_MODEL,
+    RUNS,
+    TRAIN_PROMPTS,
+    load_task,
+)
 from rlhf.train_rl import train
 from rlhf.train_rm import EPOCHS as RM_EPOCHS
 from rlhf.train_rm import train_rm
 from rlhf.train_sft import EPOCHS as SFT_EPOCHS
 from rlhf.train_sft import train_sft
-from rlhf.config import run_config
 from rlhf.vocab import DEFAULT_VOCAB, VOCAB_FILE, Vocab, load_vocab
 from rlhf.world import CROWD_TEMPERATURE, Shortcut, World, draw_prompts, make_world
 
@@ -62,7 +71,7 @@ def earlier_runs(traffic: dict[str, int], seed: int) -> list[EarlierRun]:
             {**DEFAULT_CONFIG, "family_weights": frequent},
             f"Without the low-traffic families ({', '.join(low)}): we had doubts about their crowd labels.",
         ),
-        EarlierRun("kl002-s1500", {"kl_coef": 0.02, "steps": 1500}, "Weak regularisation, long: best proxy reward so far."),
+        EarlierRun("kl002-s1500", {"kl_coef": 0.02, "steps": 1500}, "Weak regularisation, long: best proxy so far."),
         EarlierRun("kl05-s800", {"kl_coef": 0.5, "steps": 800}, "Strong regularisation: stays close to the reference."),
         EarlierRun(
             "pilotmix-s800",
@@ -131,8 +140,8 @@ def build_reward_model(args: argparse.Namespace, world: World, reference: Policy
     write_text(
         args.out / REWARD_MODEL / "TRAINING.md",
         f"# Reward model\n\nTrained on {args.crowd:,} crowd-labelled responses of the reference policy (temperature "
-        f"{CROWD_TEMPERATURE}) by mean squared error, {args.rm_epochs} epochs, Adam 2e-3 with a cosine schedule.\n"
-        f"`train.jsonl` is a quality-assurance sample of that batch: {args.crowd_shipped // n_families} rows a family.\n",
+        f"{CROWD_TEMPERATURE}) by mean squared error, {args.rm_epochs} epochs, Adam 2e-3.\n"
+        f"`train.jsonl` is a QA sample of that batch: {args.crowd_shipped // n_families} rows a family.\n",
     )
 
 

@@ -1,0 +1,105 @@
+"""A search space: distributions over run settings, a default budget, and anchor points tried first.
+
+Optuna is used for its distribution types only; searching is the business of `sweep`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+STEPS = "steps"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Describe what a sweep may vary. A user's own space is a Python file that sets `SPACE` to one of these.
+
+    `fixed` settings hold for every trial. `anchors` give a value for each distribution and are tried first.
+    Each trial is judged at `rungs` evenly spaced steps of `max_steps`, and at its own last step. Raises
+    `ValueError` naming every empty range and every anchor outside its distribution.
+    """
+
+    name: str
+    distributions: Mapping[str, BaseDistribution]
+    anchors: tuple[Mapping[str, Any], ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    trials: int = 24
+    max_steps: int = 800
+    rungs: int = 4
+    workload: str = "rlhf"
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} has an empty range {distribution!r}; give it at least two values, or move it to fixed"
+            for name, distribution in self.distributions.items()
+            if distribution.single()
+        ]
+        if not self.distributions:
+            problems.append("distributions is empty; a sweep needs at least one setting to vary")
+        problems += [
+            f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}"
+            for name in ("trials", "max_steps", "rungs")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
+        ]
+        both = sorted(self.distributions.keys() & self.fixed.keys())
+        if both:
+            problems.append(f"{', '.join(both)} cannot be both varied and fixed")
+        for number, anchor in enumerate(self.anchors, start=1):
+            problems += [f"anchor {number}: {problem}" for problem in _anchor_problems(anchor, self.distributions)]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def capped(self, max_steps: int) -> "SearchSpace":
+        """Return the space with no trial longer than `max_steps`; a range that closes up becomes fixed."""
+        steps = self.distributions.get(STEPS)
+        fixed, distributions = dict(self.fixed), dict(self.distributions)
+        if isinstance(steps, IntDistribution):
+            low, high = min(steps.low, max_steps), min(steps.high, max_steps)
+            if low == high:
+                del distributions[STEPS]
+                fixed[STEPS] = high
+            else:
+                distributions[STEPS] = IntDistribution(low, high - (high - low) % steps.step, step=steps.step)
+        elif STEPS in fixed or STEPS not in distributions:
+            fixed[STEPS] = min(fixed.get(STEPS, max_steps), max_steps)
+        anchors = tuple(_capped_anchor(anchor, distributions) for anchor in self.anchors)
+        return SearchSpace(
+            name=self.name, distributions=distributions, anchors=anchors, fixed=fixed,
+            trials=self.trials, max_steps=max_steps, rungs=self.rungs, workload=self.workload,
+        )  # fmt: skip
+
+    def rung_steps(self, steps: int) -> list[int]:
+        """Return the steps at which a trial of `steps` steps is judged.
+
+        >>> SearchSpace("s", {"lr": FloatDistribution(0, 1)}, max_steps=800).rung_steps(500)
+        [200, 400, 500]
+        """
+        every = max(1, self.max_steps // self.rungs)
+        return [*range(every, steps, every), steps]
+
+
+def _anchor_problems(anchor: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> list[str]:
+    problems = [f"{name} is not part of the space" for name in anchor if name not in distributions]
+    problems += [f"{name} has no value" for name in distributions if name not in anchor]
+    for name in anchor.keys() & distributions.keys():
+        if not _contains(distributions[name], anchor[name]):
+            problems.append(f"{name} = {anchor[name]!r} lies outside {distributions[name]!r}")
+    return problems
+
+
+def _contains(distribution: BaseDistribution, value: Any) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    if isinstance(distribution, IntDistribution | FloatDistribution) and isinstance(value, int | float):
+        return distribution.low <= value <= distribution.high
+    return False
+
+
+def _capped_anchor(anchor: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
+    capped = {name: value for name, value in anchor.items() if name in distributions}
+    steps = distributions.get(STEPS)
+    if isinstance(steps, IntDistribution):
+        capped[STEPS] = min(capped[STEPS], steps.high)
+    return capped

@@ -1,0 +1,80 @@
+"""Candidates: judged checkpoints, which of them are feasible, and which are on the front."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from objectives.front import front_mask, knee_index
+from objectives.release import MIN_BALANCED_GAIN
+
+PREFERENCES = ("quality", "knee", "low-kl")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One checkpoint of one trial, judged. `metrics` are the judge's, by name, all finite."""
+
+    trial: int
+    step: int
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    model_id: str
+
+    @property
+    def quality(self) -> float:
+        return self.metrics["balanced_quality"]
+
+    @property
+    def gain(self) -> float:
+        return self.metrics["balanced_gain"]
+
+    @property
+    def worst_gain(self) -> float:
+        return self.metrics["worst_family_gain"]
+
+    @property
+    def harm(self) -> float:
+        return self.metrics["worst_family_harm"]
+
+    @property
+    def kl(self) -> float:
+        return self.metrics["kl"]
+
+
+def is_feasible(candidate: Candidate, *, max_harm: float) -> bool:
+    return candidate.harm <= max_harm
+
+
+def front(candidates: Sequence[Candidate], *, max_harm: float) -> list[Candidate]:
+    """Return the non-dominated feasible candidates, lowest KL first."""
+    feasible = [candidate for candidate in candidates if is_feasible(candidate, max_harm=max_harm)]
+    values = np.array([[c.quality, c.worst_gain, c.kl] for c in feasible]).reshape(-1, 3)
+    kept = [candidate for candidate, on_front in zip(feasible, front_mask(values), strict=True) if on_front]
+    return sorted(kept, key=lambda candidate: candidate.kl)
+
+
+def choose(candidates: Sequence[Candidate], *, prefer: str, max_harm: float) -> Candidate | None:
+    """Choose from the front, among candidates that meet the release rule; None if no candidate does.
+
+    quality: the highest balanced quality. knee: the farthest above the chord of quality against KL.
+    low-kl: the lowest KL.
+    """
+    eligible = [c for c in front(candidates, max_harm=max_harm) if c.gain >= MIN_BALANCED_GAIN]
+    if not eligible:
+        return None
+    if prefer == "low-kl":
+        return eligible[0]
+    if prefer == "knee":
+        return eligible[knee_index([c.kl for c in eligible], [c.quality for c in eligible])]
+    return max(eligible, key=lambda candidate: candidate.quality)
+
+
+def nearest(candidates: Sequence[Candidate], *, max_harm: float) -> Candidate | None:
+    """Return the candidate that misses the release rule by least, adding up how far it misses each part."""
+
+    def shortfall(candidate: Candidate) -> float:
+        return max(0.0, candidate.harm - max_harm) + max(0.0, MIN_BALANCED_GAIN - candidate.gain)
+
+    return min(candidates, key=shortfall, default=None)

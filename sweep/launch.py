@@ -1,0 +1,73 @@
+"""Command line: run a sweep.
+
+    python -m sweep.launch --space NAME|FILE [--task DIR] [--trials N] [--max-steps N] [--name NAME] ...
+
+Exit status: 0 when the sweep came to its end, 2 for bad input, 130 when it was interrupted.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from objectives.release import MAX_WORST_FAMILY_HARM
+from rlhf.cli import add_task_option, say
+from rlhf.errors import EXIT_INTERRUPTED, run_command
+from rlhf.taskdir import find_task_dir
+from sweep.options import SweepOptions
+from sweep.store import TRACKING_VARIABLE, tracking_uri
+
+
+def main() -> int:
+    args = _parse()
+    options = SweepOptions(
+        space=args.space,
+        name=args.name or f"{Path(args.space).stem}-{time.strftime('%Y%m%d-%H%M%S')}",
+        task_dir=find_task_dir(args.task),
+        tracking_uri=tracking_uri(args.tracking_uri),
+        trials=args.trials,
+        max_steps=args.max_steps,
+        concurrency=args.concurrency,
+        seed=args.seed,
+        max_harm=args.max_harm,
+        time_budget_s=args.time_budget_s,
+        address=args.address,
+        storage_path=args.storage_path,
+        command=shlex.join(["python", "-m", "sweep.launch", *sys.argv[1:]]),
+    )
+    say(f"sweep {options.name}: reading {options.task_dir}, fitting its label quality model")
+    from rich.console import Console
+
+    from sweep.run import plan_sweep, run_sweep  # ray, mlflow and torch take seconds to import
+    from sweep.summary import print_front
+    from sweep.tracking import FINISHED, Ledger
+
+    plan = plan_sweep(options)
+    say(f"{plan.n_trials} trials of up to {plan.space.max_steps} steps; record: {options.tracking_uri}")
+    sweep = run_sweep(options, plan)
+    print_front(Ledger(options.tracking_uri).candidates(sweep), max_harm=options.max_harm, console=Console(stderr=True))
+    say(f"sweep {sweep.name}: {sweep.status}. Next: python -m sweep.pick --name {sweep.name}, or python -m sweep.ui")
+    return 0 if sweep.status == FINISHED else EXIT_INTERRUPTED
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sweep.launch", description="Run a sweep.")
+    parser.add_argument("--space", required=True, metavar="NAME|FILE", help="a space, or a file setting SPACE")
+    add_task_option(parser)
+    parser.add_argument("--trials", type=int, help="how many trials (default: the space's)")
+    parser.add_argument("--max-steps", type=int, help="longest trial, in training steps (default: the space's)")
+    parser.add_argument("--concurrency", type=int, help="trials at once, one CPU each (default: all CPUs)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the search and every trial's random numbers")
+    parser.add_argument("--name", help="name of the sweep (default: space and time)")
+    parser.add_argument("--max-harm", type=float, default=MAX_WORST_FAMILY_HARM,
+                        help="feasible: worst-family harm at most this")
+    parser.add_argument("--time-budget-s", type=float, help="stop after this many seconds")
+    parser.add_argument("--tracking-uri", help=f"MLflow store (default: ${TRACKING_VARIABLE}, then mlruns/mlflow.db)")
+    parser.add_argument("--address", help="join the Ray cluster at this address")
+    parser.add_argument("--storage-path", help="trial checkpoints: any folder or filesystem that all nodes share")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_command(main)

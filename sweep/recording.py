@@ -1,0 +1,57 @@
+"""Turn the events of a running sweep into ledger entries and progress. Knows nothing of Ray."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from search_spaces.space import STEPS
+from sweep.candidate import Candidate
+from sweep.messages import Assignment, Report
+from sweep.progress import Progress
+from sweep.tracking import FAILED, FINISHED, KILLED, Ledger, SweepRecord
+
+
+@dataclass(slots=True)
+class Recording:
+    """Record each trial from start to end; keep the candidates seen so far."""
+
+    ledger: Ledger
+    sweep: SweepRecord
+    progress: Progress
+    candidates: list[Candidate] = field(default_factory=list)
+    _open: dict[str, tuple[Assignment, str]] = field(default_factory=dict)
+
+    def start_trial(self, trial_id: str, assignment: Assignment) -> None:
+        if trial_id not in self._open:
+            run_id = self.ledger.open_trial(self.sweep, assignment.number, assignment.config, assignment.params)
+            self._open[trial_id] = (assignment, run_id)
+            self.progress.started(assignment.number, assignment.params, steps=assignment.config[STEPS])
+
+    def log_training(self, trial_id: str, rows: Sequence[Mapping[str, float]]) -> None:
+        self.ledger.log_training(self._open[trial_id][1], rows)
+
+    def add_candidate(self, trial_id: str, report: Report, files: Path) -> None:
+        assignment, run_id = self._open[trial_id]
+        candidate = self.ledger.add_candidate(
+            self.sweep, run_id, trial=assignment.number, step=report.step, params=assignment.params,
+            metrics=report.scores, files=files,
+        )  # fmt: skip
+        self.candidates.append(candidate)
+        self.progress.judged(candidate)
+
+    def finish_trial(self, trial_id: str) -> None:
+        self._close(trial_id, FINISHED, None)
+
+    def fail_trial(self, trial_id: str, reason: str) -> None:
+        self._close(trial_id, FAILED, reason)
+
+    def kill_open_trials(self, reason: str) -> None:
+        """Close what is still open, so that nothing stays RUNNING after the driver is gone."""
+        for trial_id in list(self._open):
+            self._close(trial_id, KILLED, reason)
+
+    def _close(self, trial_id: str, status: str, reason: str | None) -> None:
+        if trial_id in self._open:
+            assignment, run_id = self._open.pop(trial_id)
+            self.ledger.close_run(run_id, status, reason=reason)
+            self.progress.ended(assignment.number, status, reason)

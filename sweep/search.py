@@ -1,0 +1,106 @@
+"""Optuna as Ray Tune's searcher, told the objectives and the constraint of every judged checkpoint.
+
+Ray's own OptunaSearch reports only a trial's last result and has no route for constraints. Here a trial of `steps`
+steps that was judged on the way also tells Optuna what a shorter trial would have given: its earlier checkpoints
+are finished trials with smaller `steps`.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.trial import Trial, TrialState, create_trial
+from ray.tune.search import Searcher
+
+from search_spaces.space import STEPS, SearchSpace
+from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+logging.getLogger("ray.tune.search").setLevel(logging.WARNING)
+
+# Objective, and the direction Optuna is to move it.
+OBJECTIVES = {"balanced_quality": "maximize", "worst_family_gain": "maximize", "kl": "minimize"}
+_HARM = "worst_family_harm"
+_BY_RUNG = "by_rung"  # marks a finished trial that is an earlier checkpoint of another
+_RANDOM_TRIALS = 6  # after the anchors and before the model of good settings takes over
+
+
+class ConstrainedSearch(Searcher):
+    """Suggest up to `n_trials` settings of a space; `configure(number, params)` resolves them for the trial."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        configure: Callable[[int, Mapping[str, Any]], Mapping[str, Any]],
+        n_trials: int,
+        seed: int,
+        max_harm: float,
+    ) -> None:
+        super().__init__(metric=None, mode=None)
+        self._space, self._configure, self._n_trials, self._max_harm = space, configure, n_trials, max_harm
+        warm_up = (len(space.anchors) + _RANDOM_TRIALS) * space.rungs
+        with warnings.catch_warnings():  # multivariate and constant_liar are marked experimental
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=warm_up
+            )
+        self.study = optuna.create_study(directions=list(OBJECTIVES.values()), sampler=sampler)
+        for anchor in space.anchors:
+            self.study.enqueue_trial(dict(anchor))
+        self._open: dict[str, Trial] = {}
+        self._n_suggested = 0
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next trial's number and parameters, or that there are no more."""
+        if self._n_suggested >= self._n_trials:
+            return Searcher.FINISHED
+        number, self._n_suggested = self._n_suggested, self._n_suggested + 1
+        trial = self.study.ask(dict(self._space.distributions))
+        self._open[trial_id] = trial
+        return {ASSIGNMENT: Assignment(number, trial.params, self._configure(number, trial.params))}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Tell Optuna about a checkpoint on the way, if the space has shorter trials."""
+        trial, report = self._open[trial_id], result[REPORT]
+        steps = self._space.distributions.get(STEPS)
+        if not isinstance(steps, IntDistribution) or report.step >= trial.params[STEPS]:
+            return
+        if steps._contains(report.step):
+            self.study.add_trial(
+                create_trial(
+                    params={**trial.params, STEPS: report.step},
+                    distributions=dict(self._space.distributions),
+                    values=_values(report),
+                    constraints={_HARM: self._violation(report)},
+                    user_attrs={_BY_RUNG: True},
+                )
+            )
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        """Close the trial: with its last checkpoint's figures, or as failed."""
+        trial = self._open.pop(trial_id, None)
+        if trial is None:
+            return
+        if error or not result or REPORT not in result:
+            self.study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_constraint(_HARM, self._violation(result[REPORT]))  # before `tell`: afterwards it is too late
+        self.study.tell(trial, _values(result[REPORT]))
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save: a search is rebuilt from the ledger."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing to restore: a search is rebuilt from the ledger."""
+
+    def _violation(self, report: Report) -> float:
+        """Return by how much the constraint is missed: Optuna takes 0 and below as feasible."""
+        return report.scores[_HARM] - self._max_harm
+
+
+def _values(report: Report) -> list[float]:
+    return [report.scores[name] for name in OBJECTIVES]

@@ -1,0 +1,275 @@
+"""The ledger: everything a sweep did, in MLflow. The only module that knows MLflow.
+
+One experiment per space; one parent run per sweep; one child run per trial; one LoggedModel per judged checkpoint,
+with its metrics and files. Together with the trial checkpoints a sweep could be rebuilt from it.
+Never written: a metric that is not finite (MLflow stores NaN on a model as 0, which would pass a constraint).
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+
+import logging
+
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
+from mlflow.entities import Experiment, LoggedModel, LoggedModelStatus, Metric, Param, Run, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+
+from rlhf.errors import InputError
+from sweep.candidate import Candidate
+from sweep.store import sqlite_path
+
+logging.getLogger("alembic").setLevel(logging.WARNING)
+logging.getLogger("mlflow").setLevel(logging.WARNING)
+
+EVAL, TRAIN = "eval/", "train/"  # metric name prefixes
+_SWEEP, _ROLE, _NUMBER, _REASON = "sweep.name", "sweep.role", "sweep.trial", "sweep.failure"
+_PARAMS, _STEP, _PICK = "sweep.params", "sweep.step", "sweep.pick"
+_PARENT_RUN = "mlflow.parentRunId"
+FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+_MAX_TAG = 8000
+_MAX_PARAM = 6000
+_MAX_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRecord:
+    """A sweep as recorded: its parent run and the facts it was launched with."""
+
+    name: str
+    run_id: str
+    experiment_id: str
+    status: str
+    started: float
+    facts: Mapping[str, str]  # space, task, max_harm, trials, seed ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """A trial as recorded: its child run, status, and why it failed if it did."""
+
+    number: int
+    run_id: str
+    status: str
+    reason: str | None
+
+
+class Ledger:
+    """Read and write sweeps in one tracking store."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._client = MlflowClient(tracking_uri=uri)
+
+    # --- reading
+
+    def sweeps(self) -> list[SweepRecord]:
+        """Return all sweeps, latest first. Raises `InputError` if the store cannot be reached."""
+        if (path := sqlite_path(self.uri)) and not path.exists():
+            return []
+        try:
+            experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
+            runs = _all_pages(
+                lambda token: self._client.search_runs(
+                    experiments, f"tags.`{_ROLE}` = 'sweep'", order_by=["start_time DESC"], page_token=token
+                )
+            ) if experiments else []  # fmt: skip
+        except Exception as error:  # the client raises MLflow, SQL and network errors alike
+            raise InputError(
+                f"tracking store {self.uri} cannot be read ({_first_line(error)}); check --tracking-uri, or start it"
+            ) from error
+        return [_sweep_record(run) for run in runs]
+
+    def find(self, name: str | None) -> SweepRecord:
+        """Return the sweep of that name, or the latest. Raises `InputError` if there is none."""
+        sweeps = self.sweeps()
+        if name is None and sweeps:
+            return sweeps[0]
+        for sweep in sweeps:
+            if sweep.name == name:
+                return sweep
+        known = ", ".join(sweep.name for sweep in sweeps) or "none"
+        raise InputError(f"no sweep {name or 'at all'} in {self.uri}; recorded sweeps: {known}")
+
+    def trials(self, sweep: SweepRecord) -> list[TrialRecord]:
+        runs = _all_pages(
+            lambda token: self._client.search_runs(
+                [sweep.experiment_id], f"tags.`{_PARENT_RUN}` = '{sweep.run_id}'", page_token=token
+            )
+        )
+        records = [
+            TrialRecord(int(run.data.tags[_NUMBER]), run.info.run_id, run.info.status, run.data.tags.get(_REASON))
+            for run in runs
+        ]
+        return sorted(records, key=lambda record: record.number)
+
+    def candidates(self, sweep: SweepRecord) -> list[Candidate]:
+        """Return every judged checkpoint of a sweep, in the order of trial and step."""
+        models = _all_pages(
+            lambda token: self._client.search_logged_models(
+                [sweep.experiment_id], f"tags.`{_SWEEP}` = '{sweep.name}'", page_token=token
+            )
+        )
+        ready = [model for model in models if model.status == LoggedModelStatus.READY]
+        return sorted(map(_candidate, ready), key=lambda candidate: (candidate.trial, candidate.step))
+
+    def download(self, candidate: Candidate, folder: Path) -> None:
+        """Copy a candidate's files to `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        location = self._client.get_logged_model(candidate.model_id).artifact_location
+        download_artifacts(artifact_uri=location, dst_path=str(folder), tracking_uri=self.uri)
+
+    # --- writing
+
+    def open_sweep(self, name: str, *, space: str, facts: Mapping[str, str]) -> SweepRecord:
+        """Start the parent run of a new sweep."""
+        experiment_id = self._experiment(space)
+        tags = {_SWEEP: name, _ROLE: "sweep", **{f"sweep.{key}": value[:_MAX_TAG] for key, value in facts.items()}}
+        return _sweep_record(self._client.create_run(experiment_id, tags=tags, run_name=name))
+
+    def open_trial(self, sweep: SweepRecord, number: int, config: Mapping[str, Any], params: Mapping[str, Any]) -> str:
+        """Start a trial's child run with every config key as a param; return its run id."""
+        tags = {
+            _SWEEP: sweep.name, _ROLE: "trial", _NUMBER: str(number), _PARENT_RUN: sweep.run_id,
+            _PARAMS: json.dumps(dict(params)),
+        }  # fmt: skip
+        run = self._client.create_run(sweep.experiment_id, tags=tags, run_name=f"{sweep.name}-{number:03d}")
+        values = [Param(key, _text(value)[:_MAX_PARAM]) for key, value in config.items()]
+        self._client.log_batch(run.info.run_id, params=values)
+        return str(run.info.run_id)
+
+    def log_training(self, run_id: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """Log training curves: rows with a `step`."""
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(TRAIN + name, value, now, int(row["step"]))
+            for row in rows
+            for name, value in row.items()
+            if name not in ("step", "elapsed_s") and math.isfinite(value)
+        ]
+        for start in range(0, len(metrics), _MAX_BATCH):
+            self._client.log_batch(run_id, metrics=metrics[start : start + _MAX_BATCH])
+
+    def add_candidate(
+        self,
+        sweep: SweepRecord,
+        run_id: str,
+        *,
+        trial: int,
+        step: int,
+        params: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        files: Path,
+    ) -> Candidate:
+        """Record a judged checkpoint: metrics on the child run and on a LoggedModel, which also gets the files."""
+        assert all(map(math.isfinite, metrics.values())), "a judge's figures are finite"
+        model = self._client.create_logged_model(
+            sweep.experiment_id,
+            name=f"{sweep.name}-{trial:03d}-step-{step}",
+            source_run_id=run_id,
+            tags={_SWEEP: sweep.name, _NUMBER: str(trial), _STEP: str(step), _PARAMS: json.dumps(dict(params))},
+            params={key: _text(value) for key, value in params.items()},
+            model_type="policy",
+        )
+        now = int(time.time() * 1000)
+        values = [Metric(EVAL + name, value, now, step, model_id=model.model_id) for name, value in metrics.items()]
+        self._client.log_batch(run_id, metrics=values)
+        self._client.log_model_artifacts(model.model_id, str(files))
+        self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+        return Candidate(trial, step, dict(params), dict(metrics), model.model_id)
+
+    def close_run(self, run_id: str, status: str, *, reason: str | None = None) -> None:
+        """End a run as FINISHED, FAILED or KILLED, with the reason for anything but FINISHED."""
+        if reason:
+            self._client.set_tag(run_id, _REASON, reason[:_MAX_TAG])
+        self._client.set_terminated(run_id, status)
+
+    def add_text(self, sweep: SweepRecord, name: str, text: str) -> None:
+        self._client.log_text(sweep.run_id, text, name)
+
+    def add_table(self, sweep: SweepRecord, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._client.log_table(sweep.run_id, {key: list(values) for key, values in columns.items()}, name)
+
+    def add_summary(self, sweep: SweepRecord, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(sweep.run_id, metrics=[Metric(name, value, now, 0) for name, value in metrics.items()])
+
+    def note_pick(self, sweep: SweepRecord, candidate: Candidate, document: Mapping[str, Any]) -> None:
+        self._client.set_tag(sweep.run_id, _PICK, candidate.model_id)
+        self._client.log_text(sweep.run_id, json.dumps(document, indent=2), "pick.json")
+
+    def register(self, candidate: Candidate, model: str) -> str:
+        """Register a candidate in the model registry; return its version."""
+        try:
+            self._client.create_registered_model(model)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise InputError(f"--register {model}: {_first_line(error)}") from error
+        source = f"models:/{candidate.model_id}"
+        return str(self._client.create_model_version(model, source, model_id=candidate.model_id).version)
+
+    def _experiment(self, space: str) -> str:
+        experiment: Experiment | None = self._client.get_experiment_by_name(space)
+        if experiment:
+            return str(experiment.experiment_id)
+        path = sqlite_path(self.uri)  # a server decides for itself where artifacts go
+        location = (path.parent / "artifacts" / space).as_uri() if path else None
+        return str(self._client.create_experiment(space, artifact_location=location))
+
+
+def open_ledger(uri: str) -> Ledger:
+    """Open a store for writing, creating a SQLite database once, before any other process needs it."""
+    if path := sqlite_path(uri):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(uri)
+    try:
+        ledger._client.search_experiments(view_type=ViewType.ALL, max_results=1)
+    except Exception as error:  # the client raises MLflow, SQL and network errors alike
+        raise InputError(
+            f"tracking store {uri} cannot be used ({_first_line(error)}); check --tracking-uri, or start it"
+        ) from error
+    return ledger
+
+
+def _sweep_record(run: Run) -> SweepRecord:
+    tags = run.data.tags
+    facts = {key.removeprefix("sweep."): value for key, value in tags.items() if key.startswith("sweep.")}
+    info = run.info
+    return SweepRecord(tags[_SWEEP], info.run_id, info.experiment_id, info.status, info.start_time / 1000, facts)
+
+
+def _candidate(model: LoggedModel) -> Candidate:
+    metrics = {m.key.removeprefix(EVAL): m.value for m in model.metrics or [] if m.key.startswith(EVAL)}
+    tags = model.tags
+    return Candidate(int(tags[_NUMBER]), int(tags[_STEP]), json.loads(tags[_PARAMS]), metrics, model.model_id)
+
+
+def _all_pages(fetch: Any) -> list[Any]:
+    items: list[Any] = []
+    token = None
+    while True:
+        page = fetch(token)
+        items.extend(page)
+        token = page.token
+        if not token:
+            return items
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+__all__ = ["FAILED", "FINISHED", "KILLED", "RUNNING", "Ledger", "RunTag", "SweepRecord", "TrialRecord", "open_ledger"]

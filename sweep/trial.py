@@ -1,0 +1,45 @@
+"""One trial as a Ray Tune trainable: train to the next rung, judge, report; save and load on demand.
+
+Runs on one CPU with one torch thread. The worker process is reused by later trials.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from search_spaces.space import STEPS, SearchSpace
+from sweep.messages import ASSIGNMENT, REPORT, Report
+from sweep.workload import TrialRun, Workload
+
+
+class SweepTrial(tune.Trainable):  # type: ignore[misc]  # ray ships no types
+    """Advance a workload's run one rung at a time. Every report is a candidate."""
+
+    _run: TrialRun
+    _rungs: list[int]
+
+    def setup(self, config: dict[str, Any], workload: Workload, space: SearchSpace) -> None:
+        self._workload, self._space = workload, space
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        rung = next(rung for rung in self._rungs if rung > self._run.step)
+        rows = self._run.advance(rung)
+        report = Report(self._run.step, self._run.judge(), rows)
+        return {REPORT: report, "done": report.step >= self._rungs[-1]}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        self._run.save(Path(checkpoint_dir))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        self._run.load(Path(checkpoint))
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        resolved = config[ASSIGNMENT].config
+        self._run = self._workload.start(resolved)
+        self._rungs = self._space.rung_steps(resolved[STEPS])

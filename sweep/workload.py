@@ -1,0 +1,64 @@
+"""The narrow interface through which a sweep knows what it trains.
+
+A `Workload` is made and checked on the driver, shipped to the workers (so it must be picklable and carry all it
+needs: nothing may rely on the driver's disk), and starts trials there. Nothing else in `sweep` knows more.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlhf.errors import InputError
+from search_spaces.space import SearchSpace
+
+MODEL_FOLDER = "model"  # inside a trial checkpoint: the files a user would ship
+STATE_FOLDER = "state"  # inside a trial checkpoint: what it takes to go on
+
+
+class TrialRun(Protocol):
+    """One training run that can be advanced, judged, saved and resumed."""
+
+    step: int
+
+    def advance(self, until_step: int) -> list[dict[str, float]]:
+        """Train up to a step; return the rows logged on the way, each with a `step`."""
+        ...
+
+    def judge(self) -> dict[str, float]:
+        """Score the current weights: metric name -> finite value."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write `model/` and `state/`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on from a saved `state/`."""
+        ...
+
+
+class Workload(Protocol):
+    """What a sweep trains."""
+
+    digest: str  # of the task's files
+
+    def check(self, space: SearchSpace) -> None:
+        """Raise `InputError` with every setting of the space that this workload cannot use."""
+        ...
+
+    def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+        """Resolve a trial's parameters to the full configuration, as it is recorded."""
+        ...
+
+    def start(self, config: Mapping[str, Any]) -> TrialRun:
+        """Start a run on a worker."""
+        ...
+
+
+def open_workload(name: str, task_dir: Path, space: SearchSpace) -> Workload:
+    """Make a workload by name. Raises `InputError` for an unknown name or a bad task."""
+    from sweep.rlhf_workload import RlhfWorkload  # torch takes seconds to import
+
+    if name != "rlhf":
+        raise InputError(f"workload must be rlhf, got {name!r}")
+    return RlhfWorkload.open(task_dir, space)
