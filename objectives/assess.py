@@ -1,6 +1,6 @@
 """Command line: which of a task's earlier runs may ship, and why the others may not.
 
-    python -m objectives.assess [--task DIR] [--json] [--quiet]
+python -m objectives.assess [--task DIR] [--json] [--quiet]
 """
 
 import argparse

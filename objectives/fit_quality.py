@@ -1,6 +1,6 @@
 """Command line: fit label-inferred quality and say how far it can be trusted.
 
-    python -m objectives.fit_quality [--task DIR] [--out F] [--json] [--quiet]
+python -m objectives.fit_quality [--task DIR] [--out F] [--json] [--quiet]
 """
 
 import argparse

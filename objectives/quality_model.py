@@ -210,7 +210,7 @@ def save_quality(model: QualityModel, path: Path) -> None:
 def read_quality(path: Path) -> QualityModel:
     with np.load(path, allow_pickle=False) as stored:
         document = json.loads(str(stored["document"]))
-        vocab = Vocab(**{k: tuple(v) if isinstance(v, list) else v for k, v in document["vocab"].items()})
+        vocab = Vocab.from_json(document["vocab"])
         shortcuts = tuple(
             FittedShortcut(family, Feature(kind, tuple(tokens), position), size, probability)
             for family, kind, tokens, position, size, probability in document["shortcuts"]
@@ -245,9 +245,7 @@ def _held_out(rows: LabelRows, folds: np.ndarray, predicted: np.ndarray) -> Held
     )
 
 
-def _fitted_shortcuts(
-    sizes: np.ndarray, shortlist: np.ndarray, features: list[Feature]
-) -> tuple[FittedShortcut, ...]:
+def _fitted_shortcuts(sizes: np.ndarray, shortlist: np.ndarray, features: list[Feature]) -> tuple[FittedShortcut, ...]:
     """Keep the features that pay in at least half of the draws; sizes (D, F, S) are 0 where switched off."""
     found = []
     for family, listed in enumerate(shortlist):

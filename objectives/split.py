@@ -14,7 +14,8 @@ from rlhf.taskdir import TRAIN_PROMPTS, Task
 from rlhf.vocab import Vocab
 
 Part = Literal["train", "selection", "certification"]
-_UPPER_EDGES = {"train": 0.5, "selection": 0.75, "certification": 1.0}
+PARTS: tuple[Part, ...] = ("train", "selection", "certification")
+_UPPER_EDGES: dict[Part, float] = {"train": 0.5, "selection": 0.75, "certification": 1.0}
 
 
 def split_part(family: str, attrs: tuple[int, ...]) -> Part:
@@ -25,7 +26,7 @@ def split_part(family: str, attrs: tuple[int, ...]) -> Part:
     """
     digest = hashlib.sha256(f"{family}:{','.join(map(str, attrs))}".encode()).digest()
     share = int.from_bytes(digest[:8]) / 2**64
-    return next(part for part, edge in _UPPER_EDGES.items() if share < edge)  # type: ignore[return-value]
+    return next(part for part, edge in _UPPER_EDGES.items() if share < edge)
 
 
 def split_prompts(task: Task, part: Part) -> Prompts:

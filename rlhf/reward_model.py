@@ -18,9 +18,7 @@ class RewardModel(Trunk):
     def __init__(self, config: ModelConfig, vocab: Vocab) -> None:
         super().__init__(config)
         self.vocab = vocab
-        self.head = nn.Sequential(
-            nn.Linear(config.d_model, config.d_model), nn.GELU(), nn.Linear(config.d_model, 1)
-        )
+        self.head = nn.Sequential(nn.Linear(config.d_model, config.d_model), nn.GELU(), nn.Linear(config.d_model, 1))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         pooled = self.hidden(ids, causal=False)[0].mean(1)

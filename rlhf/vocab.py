@@ -35,7 +35,7 @@ class Vocab:
         problems = []
         for name in ("families", "content_tokens"):
             entries = getattr(self, name)
-            if not entries or not all(isinstance(entry, str) and entry for entry in entries):
+            if not isinstance(entries, tuple) or not all(isinstance(entry, str) and entry for entry in entries or [0]):
                 problems.append(f"vocabulary: {name} must be a non-empty list of non-empty strings, got {entries!r}")
             elif len(set(entries)) != len(entries):
                 problems.append(f"vocabulary: {name} must not repeat a name, got {entries!r}")
@@ -76,6 +76,12 @@ class Vocab:
     def family_id(self, family_index: int) -> int:
         return len(_SPECIAL) + family_index
 
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "Vocab":
+        """Make a vocabulary from what `to_json` gives. Raises `InputError` for a bad value."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
+        return cls(**values)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "families": list(self.families),
@@ -108,11 +114,7 @@ def load_vocab(root: Path) -> Vocab:
     if not isinstance(document, dict) or set(document) != expected:
         found = sorted(document) if isinstance(document, dict) else type(document).__name__
         raise InputError(f"{path}: must be an object with exactly the keys {sorted(expected)}, found {found}")
-    for name in ("families", "content_tokens"):
-        if not isinstance(document[name], list):
-            raise InputError(f"{path}: {name} must be a list of strings, got {document[name]!r}")
-        document[name] = tuple(document[name])
     try:
-        return Vocab(**document)
+        return Vocab.from_json(document)
     except InputError as error:
         raise InputError([f"{path}: {problem}" for problem in error.problems]) from error

@@ -63,7 +63,8 @@ def read_config(path: Path, vocab: Vocab) -> ModelConfig:
     ]
     raise_if_any(problems)
     try:
-        return ModelConfig(**{name: document.get(name, derived.get(name)) for name in names})
+        values: dict[str, Any] = {name: document.get(name, derived.get(name)) for name in names}
+        return ModelConfig(**values)
     except InputError as error:
         raise InputError([f"{path}: {problem}" for problem in error.problems]) from error
 

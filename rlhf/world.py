@@ -108,7 +108,7 @@ def make_world(vocab: Vocab, shortcuts: tuple[Shortcut, ...], rng: np.random.Gen
 
 def load_world(truth: dict[str, Any]) -> World:
     """Read a truth document back; demonstration shares are not part of it and come back empty."""
-    vocab = Vocab(**{k: tuple(v) if isinstance(v, list) else v for k, v in truth["vocab"].items()})
+    vocab = Vocab.from_json(truth["vocab"])
     shortcuts = tuple(
         Shortcut(
             vocab.families.index(entry["family"]),

@@ -60,8 +60,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, help="trials at once, one CPU each (default: all CPUs)")
     parser.add_argument("--seed", type=int, default=0, help="decides the search and every trial's random numbers")
     parser.add_argument("--name", help="name of the sweep (default: space and time)")
-    parser.add_argument("--max-harm", type=float, default=MAX_WORST_FAMILY_HARM,
-                        help="feasible: worst-family harm at most this")
+    parser.add_argument(
+        "--max-harm", type=float, default=MAX_WORST_FAMILY_HARM, help="feasible: worst-family harm at most this"
+    )
     parser.add_argument("--time-budget-s", type=float, help="stop after this many seconds")
     parser.add_argument("--tracking-uri", help=f"MLflow store (default: ${TRACKING_VARIABLE}, then mlruns/mlflow.db)")
     parser.add_argument("--address", help="join the Ray cluster at this address")

@@ -18,10 +18,10 @@ import torch
 from objectives.prompt_mix import prompt_mixes
 from objectives.quality_model import QualityModel, load_quality, remember_quality
 from objectives.score import Judge
-from objectives.split import split_prompts
+from objectives.split import PARTS, split_prompts
 from rlhf.config import RunConfig, run_config
 from rlhf.errors import InputError, raise_if_any
-from rlhf.policy import load_policy, save_policy
+from rlhf.policy import save_policy
 from rlhf.run import ReinforceRun
 from rlhf.taskdir import RUNS, Task, load_task, resolve_path
 from rlhf.wrappers import load_wrapper, wrapper_names
@@ -47,8 +47,8 @@ class RlhfWorkload:
     def open(cls, task_dir: Path, space: SearchSpace) -> "RlhfWorkload":
         """Read and check a task and pack it, with the space's wrapper files. Raises `InputError`."""
         task = load_task(task_dir)
-        for part in ("train", "selection", "certification"):
-            split_prompts(task, part)  # type: ignore[arg-type]  # raises if a part lacks a family
+        for part in PARTS:
+            split_prompts(task, part)  # raises if a part lacks a family
         quality = load_quality(task.root)
         reference = Judge(task, quality).score(task.reference)
         mixes = prompt_mixes(task, reference.quality)
@@ -131,11 +131,6 @@ class _RlhfTrial:
         self._run.load_state(folder / STATE_FOLDER)
 
 
-def load_model_files(folder: Path, task: Task) -> None:
-    """Check that a picked model folder loads. Raises `InputError` otherwise."""
-    load_policy(folder, task.vocab)
-
-
 @functools.lru_cache(maxsize=1)
 def _opened(digest: str, workload: RlhfWorkload) -> tuple[Task, Judge]:
     """Unpack, read and prepare a workload once in this process."""
@@ -154,8 +149,8 @@ def _pack(task: Task, wrappers: Mapping[str, Path]) -> bytes:
             name = path.relative_to(task.root)
             if path.is_file() and name.parts[0] not in (RUNS, _USER_WRAPPERS):
                 archive.add(path, name.as_posix())
-        for name, path in wrappers.items():
-            archive.add(path, f"{_USER_WRAPPERS}/{name}")
+        for wrapper, path in wrappers.items():
+            archive.add(path, f"{_USER_WRAPPERS}/{wrapper}")
     return buffer.getvalue()
 
 

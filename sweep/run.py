@@ -3,7 +3,9 @@
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf.errors import InputError, raise_if_any
 from search_spaces.space import SearchSpace
@@ -60,11 +62,13 @@ def run_sweep(options: SweepOptions, plan: Plan) -> SweepRecord:
         sweep = ledger.open_sweep(options.name, space=plan.space.name, facts=_facts(options, plan))
         progress = Progress(options.name, n_trials=plan.n_trials, max_harm=options.max_harm)
         recording = Recording(ledger, sweep, progress)
+
+        def configure(number: int, params: Mapping[str, Any]) -> Mapping[str, Any]:
+            return plan.workload.config({**plan.space.fixed, **params}, seed=options.seed + number)
+
         search = ConstrainedSearch(
-            plan.space,
-            configure=lambda number, params: plan.workload.config({**plan.space.fixed, **params}, seed=options.seed + number),
-            n_trials=plan.n_trials, seed=options.seed, max_harm=options.max_harm,
-        )  # fmt: skip
+            plan.space, configure=configure, n_trials=plan.n_trials, seed=options.seed, max_harm=options.max_harm
+        )
         status = FAILED
         try:
             with progress:

@@ -83,7 +83,7 @@ def run_trials(
     return not events.interrupted
 
 
-class _Events(tune.Callback):  # type: ignore[misc]  # ray ships no types
+class _Events(tune.Callback):
     """Record a candidate once its checkpoint is saved: the two together are what a sweep can be rebuilt from."""
 
     def __init__(self, recording: Recording) -> None:

@@ -8,7 +8,7 @@ are finished trials with smaller `steps`.
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import IntDistribution
@@ -22,7 +22,11 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger("ray.tune.search").setLevel(logging.WARNING)
 
 # Objective, and the direction Optuna is to move it.
-OBJECTIVES = {"balanced_quality": "maximize", "worst_family_gain": "maximize", "kl": "minimize"}
+OBJECTIVES: dict[str, Literal["maximize", "minimize"]] = {
+    "balanced_quality": "maximize",
+    "worst_family_gain": "maximize",
+    "kl": "minimize",
+}
 _HARM = "worst_family_harm"
 _BY_RUNG = "by_rung"  # marks a finished trial that is an earlier checkpoint of another
 _RANDOM_TRIALS = 6  # after the anchors and before the model of good settings takes over

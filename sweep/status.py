@@ -1,6 +1,6 @@
 """Command line: where a sweep stands.
 
-    python -m sweep.status [--name NAME] [--tracking-uri URI] [--json]
+python -m sweep.status [--name NAME] [--tracking-uri URI] [--json]
 """
 
 import argparse

@@ -13,13 +13,15 @@ from sweep.messages import ASSIGNMENT, REPORT, Report
 from sweep.workload import TrialRun, Workload
 
 
-class SweepTrial(tune.Trainable):  # type: ignore[misc]  # ray ships no types
+class SweepTrial(tune.Trainable):
     """Advance a workload's run one rung at a time. Every report is a candidate."""
 
     _run: TrialRun
     _rungs: list[int]
 
-    def setup(self, config: dict[str, Any], workload: Workload, space: SearchSpace) -> None:
+    def setup(  # type: ignore[override]  # tune.with_parameters passes the rest
+        self, config: dict[str, Any], workload: Workload, space: SearchSpace
+    ) -> None:
         self._workload, self._space = workload, space
         self._begin(config)
 
@@ -36,7 +38,7 @@ class SweepTrial(tune.Trainable):  # type: ignore[misc]  # ray ships no types
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._run.save(Path(checkpoint_dir))
 
-    def load_checkpoint(self, checkpoint: str) -> None:
+    def load_checkpoint(self, checkpoint: str) -> None:  # type: ignore[override]  # a folder, as saved
         self._run.load(Path(checkpoint))
 
     def _begin(self, config: dict[str, Any]) -> None:

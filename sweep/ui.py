@@ -1,6 +1,6 @@
 """Command line: look at the trials in the MLflow UI.
 
-    python -m sweep.ui [--port 5000] [--host 127.0.0.1] [--tracking-uri URI]
+python -m sweep.ui [--port 5000] [--host 127.0.0.1] [--tracking-uri URI]
 """
 
 import argparse

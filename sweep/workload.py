@@ -18,7 +18,10 @@ STATE_FOLDER = "state"  # inside a trial checkpoint: what it takes to go on
 class TrialRun(Protocol):
     """One training run that can be advanced, judged, saved and resumed."""
 
-    step: int
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        ...
 
     def advance(self, until_step: int) -> list[dict[str, float]]:
         """Train up to a step; return the rows logged on the way, each with a `step`."""
@@ -40,7 +43,10 @@ class TrialRun(Protocol):
 class Workload(Protocol):
     """What a sweep trains."""
 
-    digest: str  # of the task's files
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the task's files."""
+        ...
 
     def check(self, space: SearchSpace) -> None:
         """Raise `InputError` with every setting of the space that this workload cannot use."""

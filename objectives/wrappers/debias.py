@@ -29,4 +29,4 @@ def transform(records: list[dict[str, Any]], response_tokens: list[list[str]], r
             responses = np.array([[_index[token] for token in response_tokens[row]] for row in rows])
             for shortcut in shortcuts:
                 shaped[rows] -= shortcut.size * feature_values(shortcut.feature, responses)
-    return shaped.tolist()  # type: ignore[no-any-return]
+    return shaped.tolist()

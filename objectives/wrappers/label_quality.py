@@ -7,7 +7,7 @@ from objectives.quality_model import load_quality
 
 USES_REWARDS = False
 
-_correct: dict[str, list[list[list[dict[str, float]]]]] = {}  # family -> position -> value -> token -> probability
+_correct: dict[str, list[list[dict[str, float]]]] = {}  # family -> position -> value -> token -> probability
 _attribute: dict[str, list[int]] = {}
 
 
