@@ -41,7 +41,7 @@ lock:
 # Build the default task again, exactly as it was built.
 task: setup
 	rm -rf rlhf/task
-	$(BIN)/python scripts/build_task.py --seed $(TASK_SEED) --out rlhf/task --truth tests/data/default_task_truth.json
+	$(BIN)/python scripts/build_task.py --seed 14 --out rlhf/task --truth tests/data/default_task_truth.json
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import tempfile
+import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,11 @@ def load_quality(task_dir: Path) -> QualityModel:
 @functools.lru_cache(maxsize=4)
 def _load_quality(task_dir: Path, digest: str) -> QualityModel:
     path = _cache_path(digest)
-    if not path.exists():
+    try:
+        return read_quality(path)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # absent, or damaged: the cache may be lost any time
         save_quality(fit_quality(load_task(task_dir)), path)
-    return read_quality(path)
+        return read_quality(path)
 
 
 def remember_quality(model: QualityModel, digest: str) -> None:

@@ -17,13 +17,12 @@ class Verdict:
 
 
 def release_verdict(scores: Scores, *, max_harm: float = MAX_WORST_FAMILY_HARM) -> Verdict:
-    """Apply the release rule to scores. The scores are estimates; so is the verdict."""
-    harmed = [
-        f"{family} harmed ({gain:+.3f})"
+    """Apply the release rule to scores; NaN never passes. The scores are estimates; so is the verdict."""
+    reasons = [
+        f"{family} harmed ({gain:+.4f})"
         for family, gain in zip(scores.families, scores.gain, strict=True)
-        if gain < -max_harm
+        if not gain >= -max_harm
     ]
-    short = []
-    if scores.balanced_gain < MIN_BALANCED_GAIN:
-        short = [f"balanced gain {scores.balanced_gain:+.4f} is under {MIN_BALANCED_GAIN:+.2f}"]
-    return Verdict(release=not harmed and not short, reasons=(*harmed, *short))
+    if not scores.balanced_gain >= MIN_BALANCED_GAIN:
+        reasons.append(f"balanced gain {scores.balanced_gain:+.4f} is under {MIN_BALANCED_GAIN:+.2f}")
+    return Verdict(release=not reasons, reasons=tuple(reasons))

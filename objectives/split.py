@@ -11,7 +11,6 @@ import numpy as np
 from rlhf.data import Prompts, concat_prompts
 from rlhf.errors import raise_if_any
 from rlhf.taskdir import TRAIN_PROMPTS, Task
-from rlhf.vocab import Vocab
 
 Part = Literal["train", "selection", "certification"]
 PARTS: tuple[Part, ...] = ("train", "selection", "certification")
@@ -30,9 +29,9 @@ def split_part(family: str, attrs: tuple[int, ...]) -> Part:
 
 
 def split_prompts(task: Task, part: Part) -> Prompts:
-    """Return one part of the task's prompts, each attribute tuple once. Training uses the RL pool only.
+    """Return one part of the task's prompts. Training uses the RL pool only; to judge, each attribute tuple counts once.
 
-    Raises `InputError` if a family has no prompt in the part.
+    Raises `InputError` if a family has too few prompts in the part: one to train on, two for a standard error.
     """
     pool = task.train_prompts if part == "train" else concat_prompts([task.train_prompts, task.dev_prompts])
     seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -44,15 +43,19 @@ def split_prompts(task: Task, part: Part) -> Prompts:
         if split_part(task.vocab.families[family], attrs) == part:
             rows.append(row)
     chosen = pool[np.array(rows, dtype=np.int64)]
-    _require_every_family(chosen, task.vocab, part, task)
+    _require_every_family(chosen, part, task)
     return chosen
 
 
-def _require_every_family(prompts: Prompts, vocab: Vocab, part: Part, task: Task) -> None:
-    counts = np.bincount(prompts.family, minlength=len(vocab.families))
-    problems = [
-        f"{task.root / TRAIN_PROMPTS}: family {family} has no prompt in the {part} part; add other prompts"
-        for family, count in zip(vocab.families, counts, strict=True)
-        if count == 0
-    ]
-    raise_if_any(problems)
+def _require_every_family(prompts: Prompts, part: Part, task: Task) -> None:
+    needed = 1 if part == "train" else 2
+    families = task.vocab.families
+    counts = np.bincount(prompts.family, minlength=len(families))
+    path = task.root / TRAIN_PROMPTS
+    raise_if_any(
+        [
+            f"{path}: family {family} has {count} prompts in the {part} part, it needs {needed}; add other prompts"
+            for family, count in zip(families, counts, strict=True)
+            if count < needed
+        ]
+    )

@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
-import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -194,14 +193,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_manifest(args: argparse.Namespace) -> None:
-    """Record seed, options, versions and the digest of every file."""
+    """Record seed, options, versions, and the digest of every file but the logs, which hold elapsed times."""
     options = {k: v for k, v in vars(args).items() if k not in ("out", "truth", "quiet", "vocab")}
-    for log in args.out.rglob("log.jsonl"):  # elapsed time is not reproducible, so it is not kept
-        rows = [json.loads(line) for line in log.read_text().splitlines()]
-        write_jsonl(log, ({k: v for k, v in row.items() if k != "elapsed_s"} for row in rows))
-    for state in args.out.rglob("state"):
-        shutil.rmtree(state)
-    files = sorted(path for path in args.out.rglob("*") if path.is_file())
+    files = sorted(path for path in args.out.rglob("*") if path.is_file() and path.name != "log.jsonl")
     digests = {p.relative_to(args.out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     versions = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "safetensors")}
     manifest = {"options": options, "versions": versions, "sha256": digests}

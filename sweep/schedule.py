@@ -128,9 +128,10 @@ class _Events(tune.Callback):
 
 
 def _reason(trial: Trial) -> str:
-    """Say in one line why a trial failed: the last line of its traceback."""
-    lines = [line.strip() for line in str(trial.get_error() or "the worker died").splitlines() if line.strip()]
-    return lines[-1] if lines else "the worker died"
+    """Say in one line why a trial failed: the last line of the traceback that Tune wrote beside its results."""
+    path = Path(trial.error_file) if trial.error_file else None
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "the worker died")
 
 
 def _folder_name(trial: Trial) -> str:

@@ -5,9 +5,12 @@ with its metrics and files. Together with the trial checkpoints a sweep could be
 Never written: a metric that is not finite (MLflow stores NaN on a model as 0, which would pass a constraint).
 """
 
+import functools
 import json
 import math
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 import logging
 
@@ -68,7 +72,11 @@ class Ledger:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._client = MlflowClient(tracking_uri=uri)
+
+    @functools.cached_property
+    def _client(self) -> MlflowClient:
+        """Connect on first use: for SQLite this creates the database, which a mere question must not do."""
+        return MlflowClient(tracking_uri=self.uri)
 
     # --- reading
 
@@ -124,9 +132,10 @@ class Ledger:
 
     def download(self, candidate: Candidate, folder: Path) -> None:
         """Copy a candidate's files to `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
         location = self._client.get_logged_model(candidate.model_id).artifact_location
-        download_artifacts(artifact_uri=location, dst_path=str(folder), tracking_uri=self.uri)
+        with tempfile.TemporaryDirectory() as temporary:
+            files = download_artifacts(artifact_uri=location, dst_path=temporary, tracking_uri=self.uri)
+            shutil.copytree(files, folder, dirs_exist_ok=True)
 
     # --- writing
 

@@ -16,6 +16,7 @@ _index: dict[str, int] = {}
 def prepare(task_dir: Path, config: dict[str, Any]) -> None:
     """Look up the bonuses of the task's fitted quality model."""
     model = load_quality(task_dir)
+    _shortcuts.clear()
     _index.update({token: i for i, token in enumerate(model.vocab.content_tokens)})
     for shortcut in model.shortcuts:
         _shortcuts[model.vocab.families[shortcut.family]].append(shortcut)

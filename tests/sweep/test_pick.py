@@ -1,0 +1,69 @@
+import json
+
+import pytest
+
+import sweep.pick
+from rlhf.errors import run_command
+from rlhf.policy import load_policy
+from rlhf.vocab import DEFAULT_VOCAB
+from sweep.tracking import Ledger
+
+
+@pytest.fixture
+def pick(first_sweep, monkeypatch, capsys):
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["pick", "--name", "first", "--tracking-uri", first_sweep.uri, *args])
+        with pytest.raises(SystemExit) as stopped:
+            run_command(sweep.pick.main)
+        said = capsys.readouterr()
+        return int(stopped.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_json_gives_candidate_scores_and_reason(pick) -> None:
+    status, out, _ = pick("--json")
+    document = json.loads(out)
+    assert status == 0
+    assert document["sweep"] == "first"
+    assert document["picked"]["metrics"]["worst_family_harm"] <= 0.03
+    assert document["picked"]["metrics"]["balanced_gain"] >= 0.03
+    assert "highest balanced quality" in document["why"]
+
+
+def test_out_writes_a_checkpoint_that_loads_and_the_pick(pick, tmp_path) -> None:
+    status, _, _ = pick("--out", str(tmp_path / "picked"))
+    assert status == 0
+    load_policy(tmp_path / "picked", DEFAULT_VOCAB)
+    assert json.loads((tmp_path / "picked/pick.json").read_text())["picked"]["step"] in (30, 60)
+
+
+def test_out_never_overwrites(pick, tmp_path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    status, _, err = pick("--out", str(tmp_path))
+    assert status == 2
+    assert "already holds files" in err
+
+
+def test_pick_is_noted_on_the_parent_run(pick, first_sweep) -> None:
+    _, out, _ = pick("--prefer", "low-kl", "--json")
+    tags = Ledger(first_sweep.uri).find("first").facts
+    assert tags["pick"] == json.loads(out)["picked"]["model_id"]
+
+
+def test_register_makes_a_model_version(pick) -> None:
+    status, out, _ = pick("--register", "shipped", "--json")
+    assert status == 0
+    assert json.loads(out)["registered"] == {"model": "shipped", "version": "1"}
+
+
+def test_nothing_feasible_shows_the_nearest_and_exits_3(pick, monkeypatch) -> None:
+    monkeypatch.setattr("sweep.candidate.MIN_BALANCED_GAIN", 0.9)
+    status, out, _ = pick()
+    assert status == 3
+    assert "No pick: none of the 6 candidates of sweep first meets the release rule." in out
+    assert "the nearest; it may not ship" in out
+    status, out, _ = pick("--json")
+    assert status == 3
+    assert json.loads(out)["picked"] is None
+    assert json.loads(out)["nearest"]["params"]
