@@ -17,6 +17,7 @@ import numpy as np
 from objectives.candidates import propose_candidates
 from objectives.label_gibbs import CROWD, EXPERT, LabelRows, LabelSampler
 from rlhf.data import Labelled, Prompts
+from rlhf.dev_eval import pearson
 from rlhf.features import Feature, all_features, feature_json, feature_values
 from rlhf.taskdir import Task, load_task, task_digest
 from rlhf.vocab import Vocab
@@ -237,14 +238,11 @@ def _held_out(rows: LabelRows, folds: np.ndarray, predicted: np.ndarray) -> Held
     unseen = np.take_along_axis(predicted, np.maximum(folds, 0)[None], 0)[0]
     expert = rows.present & ~rows.crowd
     error = np.where(expert, rows.labels - unseen, 0.0)
-    correlation = [
-        float(np.corrcoef(rows.labels[f][expert[f]], unseen[f][expert[f]])[0, 1]) if expert[f].sum() > 2 else 0.0
-        for f in range(len(expert))
-    ]
+    correlation = [pearson(rows.labels[f][expert[f]], unseen[f][expert[f]]) or 0.0 for f in range(len(expert))]
     return HeldOut(
         rmse=float(np.sqrt((error**2).sum() / expert.sum())),
         family_rmse=np.sqrt((error**2).sum(1) / expert.sum(1)),
-        family_correlation=np.nan_to_num(np.array(correlation)),
+        family_correlation=np.array(correlation),
     )
 
 

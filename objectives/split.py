@@ -29,7 +29,7 @@ def split_part(family: str, attrs: tuple[int, ...]) -> Part:
 
 
 def split_prompts(task: Task, part: Part) -> Prompts:
-    """Return one part of the task's prompts. Training uses the RL pool only; to judge, each attribute tuple counts once.
+    """Return one part of the task's prompts: for training from the RL pool only, for judging each tuple once.
 
     Raises `InputError` if a family has too few prompts in the part: one to train on, two for a standard error.
     """

@@ -5,15 +5,16 @@ Relative paths are looked for in the task directory first, then from the current
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rlhf.errors import InputError, raise_if_any
+from rlhf.json_values import is_number, read_json_object
 from rlhf.taskdir import REFERENCE, REWARD_MODEL, TRAIN_PROMPTS
-from rlhf.weights import read_json_object
+
+_MAX_WHOLE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,11 @@ class RunConfig:
         for name, low in (("steps", 1), ("batch_prompts", 1), ("samples_per_prompt", 2), ("log_every", 1),
                           ("save_every", 0), ("seed", 0)):  # fmt: skip
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                problems.append(f"{name} must be a whole number of at least {low}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MAX_WHOLE:
+                problems.append(f"{name} must be a whole number from {low} to {_MAX_WHOLE}, got {value!r}")
         for name in ("kl_coef", "lr", "temperature", "max_grad_norm"):
             value = getattr(self, name)
-            if not _is_number(value) or value < 0 or (value == 0 and name != "kl_coef"):
+            if not is_number(value) or value < 0 or (value == 0 and name != "kl_coef"):
                 rule = "a number of at least 0" if name == "kl_coef" else "a number above 0"
                 problems.append(f"{name} must be {rule}, got {value!r}")
         for name in ("policy_init", "policy_ref", "reward_model", "prompt_file", "reward_wrapper"):
@@ -87,10 +88,6 @@ def read_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return run_config(values, source=str(path) if not overrides else f"{path} with its overrides")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _weight_problems(weights: Any) -> list[str]:
     if weights is None:
         return []
@@ -99,7 +96,7 @@ def _weight_problems(weights: Any) -> list[str]:
     problems = [
         f"family_weights: the weight of {family} must be a number of at least 0, got {weight!r}"
         for family, weight in weights.items()
-        if not _is_number(weight) or weight < 0
+        if not is_number(weight) or weight < 0
     ]
     if not problems and sum(weights.values()) <= 0:
         problems.append(f"family_weights must hold at least one weight above 0, got {dict(weights)!r}")

@@ -5,7 +5,6 @@ Extra keys are ignored. Every bad line of a file is reported, with its number.
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from rlhf.errors import InputError, raise_if_any
+from rlhf.json_values import is_number
 from rlhf.vocab import Vocab
 
 Record = dict[str, Any]
@@ -127,7 +127,7 @@ def _responses(rows: list[Record], vocab: Vocab) -> np.ndarray:
 
 def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list[Record]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     rows: list[Record] = []
@@ -137,7 +137,7 @@ def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{path}:{number}: not a JSON object ({error}); fix or remove the line")
             continue
         found = [f"{path}:{number}: {rule}" for rule in _row_problems(row, vocab, response=response, label=label)]
@@ -162,7 +162,7 @@ def _row_problems(row: Any, vocab: Vocab, *, response: bool, label: bool) -> Ite
         yield f"attrs must be {vocab.n_attrs} whole numbers from 0 to {vocab.n_values - 1}, got {row.get('attrs')!r}"
     if response:
         yield from _response_problems(row.get("response"), vocab)
-    if label and not _is_finite(row.get("label")):
+    if label and not is_number(row.get("label")):
         yield f"label must be a finite number, got {row.get('label')!r}"
 
 
@@ -173,10 +173,6 @@ def _response_problems(response: Any, vocab: Vocab) -> Iterator[str]:
     unknown = [token for token in response if token not in vocab.content_tokens]
     if unknown:
         yield f"response holds unknown tokens {unknown!r}; known: {' '.join(vocab.content_tokens)}"
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _are_indices(value: Any, *, count: int, below: int) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from rlhf.cli import add_task_option, say, write_json
 from rlhf.data import Prompts, read_prompts
-from rlhf.errors import run_command
+from rlhf.errors import InputError, run_command
 from rlhf.policy import Policy, load_policy
 from rlhf.reinforce import sequence_kl, taken_logp
 from rlhf.taskdir import Task, find_task_dir, load_task
@@ -34,7 +34,7 @@ def dev_eval(policy: Policy, task: Task, prompts: Prompts, *, n: int = 1, seed: 
         "n_prompts": len(prompts),
         "n_samples": len(responses),
         "proxy_mean": proxy.mean().item(),
-        "proxy_std": proxy.std().item(),
+        "proxy_std": proxy.std(correction=0).item(),
         "proxy_p50": proxy.quantile(0.5).item(),
         "proxy_p90": proxy.quantile(0.9).item(),
         "kl_mean": kl.mean().item(),
@@ -49,10 +49,11 @@ def rm_expert_pearson(task: Task) -> dict[str, float | None]:
     scores = task.reward_model.score(expert.prompts.tokens(task.vocab), torch.from_numpy(expert.responses)).numpy()
     groups = {"overall": np.ones(len(expert), dtype=bool)}
     groups |= {family: expert.prompts.family == i for i, family in enumerate(task.vocab.families)}
-    return {name: _pearson(scores[rows], expert.labels[rows]) for name, rows in groups.items()}
+    return {name: pearson(scores[rows], expert.labels[rows]) for name, rows in groups.items()}
 
 
-def _pearson(x: np.ndarray, y: np.ndarray) -> float | None:
+def pearson(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Correlate two samples (N,); None where either does not vary."""
     if len(x) < 2 or x.std() == 0 or y.std() == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
@@ -68,6 +69,8 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     add_task_option(parser)
     args = parser.parse_args()
+    if args.n < 1:
+        raise InputError(f"--n must be at least 1, got {args.n}")
     task = load_task(find_task_dir(args.task))
     policy = load_policy(args.policy, task.vocab)
     prompts = read_prompts(args.prompts, task.vocab) if args.prompts else task.dev_prompts

@@ -7,6 +7,7 @@ the value received, where it was, and what to do.
 import sys
 from collections.abc import Callable, Sequence
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _SHOWN_PROBLEMS = 20
@@ -35,7 +36,7 @@ def raise_if_any(problems: Sequence[str]) -> None:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit: 0 or its own status, 2 for bad input, 130 for Ctrl-C."""
+    """Run a command's `main` and exit: 0 or its own status, 1 for a failure, 2 for bad input, 130 for Ctrl-C."""
     try:
         status = main() or 0
     except InputError as error:
@@ -45,6 +46,9 @@ def run_command(main: Callable[[], int | None]) -> None:
         if len(error.problems) > len(shown):
             print(f"error: ... and {len(error.problems) - len(shown)} more problems", file=sys.stderr)
         status = EXIT_BAD_INPUT
+    except SweepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = EXIT_FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = EXIT_INTERRUPTED

@@ -87,8 +87,8 @@ def parse_feature(kind: str, tokens: list[str], position: int | None, vocab: Voc
         if token not in vocab.content_tokens
     ]
     if (kind == "position") != (position is not None) or (position is not None and not 0 <= position < vocab.resp_len):
-        rule = f"position must be 0 to {vocab.resp_len - 1} for kind position, and absent otherwise"
-        problems.append(f"{rule}, got {position!r}")
+        rule = f"position must be 1 to {vocab.resp_len} for kind position, and absent otherwise"
+        problems.append(f"{rule}, got {position if position is None else position + 1}")
     raise_if_any(problems)
     return Feature(kind, tuple(vocab.content_tokens.index(token) for token in tokens), position)
 

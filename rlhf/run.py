@@ -1,7 +1,7 @@
 """One training run with a lifetime: made, advanced step by step, saved at any step, resumed exactly.
 
 A run that is stopped and resumed ends with the same bits as one that was not: policy, Adam moments, both
-random streams and the half-filled log row are all part of the saved state. State is safetensors and JSON.
+random streams and the half-filled log row are all part of the saved state, one safetensors file.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from rlhf.config import RunConfig
 from rlhf.data import Prompts, decode, read_prompts
@@ -23,10 +22,11 @@ from rlhf.reinforce import group_advantage, mean_entropy, policy_loss, sequence_
 from rlhf.reward_model import load_reward_model
 from rlhf.taskdir import resolve_path
 from rlhf.vocab import load_vocab
+from rlhf.weights import read_tensors, write_tensors
 from rlhf.wrappers import load_wrapper
 
-STATE_TENSORS = "state.safetensors"
-STATE_COUNTERS = "state.json"
+STATE_FILE = "state.safetensors"
+_COUNTERS = "counters"
 LogRow = dict[str, float]
 
 
@@ -37,7 +37,6 @@ class ReinforceRun:
     """
 
     def __init__(self, config: RunConfig, task_dir: Path, *, prompts: Prompts | None = None) -> None:
-        torch.set_flush_denormal(True)
         self.config = config
         self.step = 0
         self.vocab = load_vocab(task_dir)
@@ -66,33 +65,39 @@ class ReinforceRun:
                 yield self._close_log_row()
 
     def save_state(self, folder: Path) -> None:
-        """Write everything `load_state` needs to go on as if the run had never stopped."""
+        """Write everything `load_state` needs, in one file and one step: a kill leaves the old state or the new."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         for index, slots in self._adam.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{name}": tensor for name, tensor in slots.items()}
         tensors["stream.prompt"] = self._prompt_stream.get_state()
         tensors["stream.sample"] = self._sample_stream.get_state()
-        save_file(tensors, folder / STATE_TENSORS)
         counters = {
             "step": self.step,
             "elapsed_s": self._elapsed_s,
             "sums": self._sums,
             "config": self.config.to_json(),
         }
-        (folder / STATE_COUNTERS).write_text(json.dumps(counters))
+        write_tensors(tensors, folder / STATE_FILE, metadata={_COUNTERS: json.dumps(counters)})
 
     def load_state(self, folder: Path) -> None:
-        """Go on from a saved state. Raises `InputError` if it was saved under another configuration."""
-        counters = json.loads((folder / STATE_COUNTERS).read_text())
-        mine = self.config.to_json()
-        changed = [key for key, value in counters["config"].items() if key != "steps" and mine[key] != value]
-        if changed:
-            raise InputError([
-                f"{folder}: saved with {key} = {counters['config'][key]!r}, cannot go on with {mine[key]!r}"
-                for key in changed
-            ])  # fmt: skip
-        tensors = load_file(folder / STATE_TENSORS)
+        """Go on from a saved state.
+
+        Raises `InputError` if it cannot be read, was saved under another configuration, or is already past `steps`.
+        """
+        path = folder / STATE_FILE
+        tensors, metadata = read_tensors(path)
+        if _COUNTERS not in metadata:
+            raise InputError(f"{path}: is not the saved state of a run")
+        counters, mine = json.loads(metadata[_COUNTERS]), self.config.to_json()
+        problems = [
+            f"{path}: saved with {key} = {value!r}, cannot go on with {mine[key]!r}"
+            for key, value in counters["config"].items()
+            if key != "steps" and mine[key] != value
+        ]
+        if counters["step"] > self.config.steps:
+            problems.append(f"{path}: saved at step {counters['step']}, cannot go on to steps = {self.config.steps}")
+        raise_if_any(problems)
         weights = {name.removeprefix("policy."): t for name, t in tensors.items() if name.startswith("policy.")}
         self.policy.load_state_dict(weights)
         slots: dict[int, dict[str, torch.Tensor]] = {}
@@ -137,7 +142,8 @@ class ReinforceRun:
         """Score responses (N * G, L) and wrap the scores; a wrapper that ignores them is scored only for the log."""
         group = self.config.samples_per_prompt
         scores = torch.zeros(len(responses))
-        if self.wrapper.uses_rewards or (self.step + 1) % self.config.log_every == 0:
+        step = self.step + 1
+        if self.wrapper.uses_rewards or step % self.config.log_every == 0 or step == self.config.steps:
             scores = self.reward_model.score(prompts, responses)
             self._add(proxy_reward=scores.mean().item())
         records = [self._pool_records[row] for row in chosen for _ in range(group)]

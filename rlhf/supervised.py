@@ -6,6 +6,15 @@ import torch
 from torch import nn
 
 from rlhf.cli import say
+from rlhf.errors import raise_if_any
+
+
+def check_schedule(epochs: int, lr: float) -> None:
+    """Raise `InputError` for options that would train nothing, or not end."""
+    problems = [f"--epochs must be at least 1, got {epochs}"] if epochs < 1 else []
+    if not 0 < lr < 1:
+        problems.append(f"--lr must be between 0 and 1, got {lr}")
+    raise_if_any(problems)
 
 
 def fit(

@@ -11,11 +11,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from rlhf.cli import add_task_option, say
 from rlhf.config import RunConfig, read_run_config
 from rlhf.errors import InputError, run_command
 from rlhf.policy import save_policy
-from rlhf.run import STATE_COUNTERS, ReinforceRun
+from rlhf.run import STATE_FILE, ReinforceRun
 from rlhf.taskdir import find_task_dir
 
 STATE_FOLDER = "state"
@@ -26,7 +28,7 @@ def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False,
     state = out / STATE_FOLDER
     if not resume and (out / "log.jsonl").exists():
         raise InputError(f"{out}: already holds a run; choose another --out, or go on with it by --resume")
-    if resume and not (state / STATE_COUNTERS).exists():
+    if resume and not (state / STATE_FILE).exists():
         raise InputError(f"{out}: holds no saved state to resume from; leave --resume out to start afresh")
     run = ReinforceRun(config, task_dir)
     if resume:
@@ -71,6 +73,7 @@ def main() -> None:
     add_task_option(parser)
     args = parser.parse_args()
     config = read_run_config(args.config, args.override)
+    torch.set_flush_denormal(True)  # tiny Adam moments would slow a long run down
     train(config, find_task_dir(args.task), args.out, resume=args.resume, quiet=args.quiet)
 
 

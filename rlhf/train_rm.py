@@ -15,7 +15,7 @@ from rlhf.cli import add_task_option
 from rlhf.data import Labelled, read_labelled
 from rlhf.errors import run_command
 from rlhf.reward_model import RewardModel, init_reward_model, save_reward_model
-from rlhf.supervised import fit
+from rlhf.supervised import check_schedule, fit
 from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
 
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     add_task_option(parser)
     args = parser.parse_args()
+    check_schedule(args.epochs, args.lr)
     vocab = load_vocab(find_task_dir(args.task))
     labelled = read_labelled(args.data, vocab)
     save_reward_model(

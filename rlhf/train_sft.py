@@ -16,7 +16,7 @@ from rlhf.cli import add_task_option
 from rlhf.data import Prompts, read_demonstrations
 from rlhf.errors import run_command
 from rlhf.policy import Policy, init_policy, save_policy
-from rlhf.supervised import fit
+from rlhf.supervised import check_schedule, fit
 from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
 
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     add_task_option(parser)
     args = parser.parse_args()
+    check_schedule(args.epochs, args.lr)
     vocab = load_vocab(find_task_dir(args.task))
     prompts, responses = read_demonstrations(args.data, vocab)
     policy = train_sft(

@@ -5,12 +5,12 @@ Ids run in this order: `<pad>`, `<sep>`, the families, the values, the content t
 how many there are of each.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf.errors import InputError, raise_if_any
+from rlhf.json_values import read_json_object
 
 VOCAB_FILE = "vocab.json"
 _CONTENT_TOKENS = "ba da fa ga ha ja ka la ma na pa ra sa ta va wa za be de fe ge he je ke"
@@ -104,16 +104,15 @@ DEFAULT_VOCAB = Vocab(
 def load_vocab(root: Path) -> Vocab:
     """Read `vocab.json` in the task directory `root`; without one, the default vocabulary."""
     path = root / VOCAB_FILE
-    if not path.exists():
-        return DEFAULT_VOCAB
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error})") from error
+    return read_vocab(path) if path.exists() else DEFAULT_VOCAB
+
+
+def read_vocab(path: Path) -> Vocab:
+    """Read a vocabulary file. Raises `InputError` if a key is missing, unknown, or has a bad value."""
+    document = read_json_object(path)
     expected = set(DEFAULT_VOCAB.to_json())
-    if not isinstance(document, dict) or set(document) != expected:
-        found = sorted(document) if isinstance(document, dict) else type(document).__name__
-        raise InputError(f"{path}: must be an object with exactly the keys {sorted(expected)}, found {found}")
+    if set(document) != expected:
+        raise InputError(f"{path}: must have exactly the keys {sorted(expected)}, found {sorted(document)}")
     try:
         return Vocab.from_json(document)
     except InputError as error:

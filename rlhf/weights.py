@@ -1,17 +1,19 @@
 """Reading and writing a model folder: `config.json` beside one safetensors file. No pickle is ever read."""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import nn
 
 from rlhf.errors import InputError, raise_if_any
+from rlhf.json_values import read_json_object
 from rlhf.transformer import ModelConfig
 from rlhf.vocab import Vocab
 
@@ -27,7 +29,7 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
     config = read_config(folder / CONFIG_FILE, vocab)
     path = folder / weights_name
     model = make(config)
-    tensors = _read_tensors(path)
+    tensors, _ = read_tensors(path)
     expected = model.state_dict()
     problems = [f"{path}: tensor {name} is missing" for name in expected if name not in tensors]
     problems += [f"{path}: tensor {name} is not part of the model" for name in tensors if name not in expected]
@@ -45,7 +47,7 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
 
 def save_model(model: nn.Module, config: ModelConfig, folder: Path, weights_name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / weights_name)
+    write_tensors(model.state_dict(), folder / weights_name)
     (folder / CONFIG_FILE).write_text(json.dumps(config.to_json(), indent=1) + "\n")
 
 
@@ -69,19 +71,17 @@ def read_config(path: Path, vocab: Vocab) -> ModelConfig:
         raise InputError([f"{path}: {problem}" for problem in error.problems]) from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: must hold a JSON object, found {type(document).__name__}")
-    return document
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors to `path` in one atomic step, readable by all: a folder may be shared between users."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata))
+    temporary.replace(path)
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Read tensors and metadata. Raises `InputError` if the file is missing or damaged."""
     try:
-        tensors: dict[str, torch.Tensor] = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
-    return tensors

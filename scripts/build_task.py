@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import torch
 from rlhf.config import run_config
 from rlhf.data import Labelled, Prompts, write_jsonl
 from rlhf.dev_eval import dev_eval
-from rlhf.errors import InputError, run_command
+from rlhf.errors import InputError, raise_if_any, run_command
 from rlhf.features import parse_feature
 from rlhf.policy import Policy, save_policy
 from rlhf.reward_model import save_reward_model
@@ -43,7 +44,7 @@ from rlhf.train_rm import EPOCHS as RM_EPOCHS
 from rlhf.train_rm import train_rm
 from rlhf.train_sft import EPOCHS as SFT_EPOCHS
 from rlhf.train_sft import train_sft
-from rlhf.vocab import DEFAULT_VOCAB, VOCAB_FILE, Vocab, load_vocab
+from rlhf.vocab import DEFAULT_VOCAB, VOCAB_FILE, Vocab, read_vocab
 from rlhf.world import CROWD_TEMPERATURE, Shortcut, World, draw_prompts, make_world
 
 DEFAULT_SHORTCUTS = ("dune:token:pa:1.5", "ember:token:he:0.44")
@@ -88,7 +89,8 @@ def main() -> None:
         raise InputError(f"--truth {args.truth}: must lie outside the task directory {args.out}")
     torch.set_num_threads(1)  # the same sums in the same order on every machine of a kind
     torch.set_flush_denormal(True)
-    vocab = load_vocab(args.vocab.parent) if args.vocab else DEFAULT_VOCAB
+    vocab = read_vocab(args.vocab) if args.vocab else DEFAULT_VOCAB
+    check_sizes(args, vocab)
     shortcuts = () if args.no_shortcuts else tuple(
         parse_shortcut(text, vocab) for text in args.shortcut or (DEFAULT_SHORTCUTS if vocab == DEFAULT_VOCAB else ())
     )  # fmt: skip
@@ -178,6 +180,8 @@ def split_evenly(total: int, parts: int) -> np.ndarray:
 def parse_shortcut(text: str, vocab: Vocab) -> Shortcut:
     try:
         family, kind, tokens, size = text.split(":")
+        if not math.isfinite(float(size)):
+            raise ValueError(size)
         token_text, _, position = tokens.partition("@")
         feature = parse_feature(
             kind, token_text.split("+") if token_text else [], int(position) - 1 if position else None, vocab
@@ -185,6 +189,23 @@ def parse_shortcut(text: str, vocab: Vocab) -> Shortcut:
         return Shortcut(vocab.families.index(family), feature, float(size))
     except ValueError as error:
         raise InputError(f"--shortcut must look like dune:token:pa:1.5 with a known family, got {text!r}") from error
+
+
+def check_sizes(args: argparse.Namespace, vocab: Vocab) -> None:
+    """Raise `InputError` for sizes that cannot be built, before anything is written."""
+    n_families = len(vocab.families)
+    minimum = {
+        "demos": n_families, "sft_epochs": 1, "prompts_per_family": 1, "dev": n_families, "expert_per_family": 1,
+        "crowd": n_families, "crowd_shipped": 0, "rm_epochs": 1,
+    }  # fmt: skip
+    problems = [
+        f"--{name.replace('_', '-')} must be at least {low}, got {getattr(args, name)}"
+        for name, low in minimum.items()
+        if getattr(args, name) < low
+    ]
+    if args.crowd_shipped > args.crowd:
+        problems.append(f"--crowd-shipped must be at most --crowd ({args.crowd}), got {args.crowd_shipped}")
+    raise_if_any(problems)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -41,8 +41,11 @@ class SearchSpace:
         problems += [
             f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}"
             for name in ("trials", "max_steps", "rungs")
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
+            if not _is_whole(getattr(self, name))
         ]
+        steps = self.distributions.get(STEPS)
+        if steps is not None and not isinstance(steps, IntDistribution):
+            problems.append(f"steps must be an IntDistribution, so that it can be capped, got {steps!r}")
         both = sorted(self.distributions.keys() & self.fixed.keys())
         if both:
             problems.append(f"{', '.join(both)} cannot be both varied and fixed")
@@ -55,15 +58,15 @@ class SearchSpace:
         """Return the space with no trial longer than `max_steps`; a range that closes up becomes fixed."""
         steps = self.distributions.get(STEPS)
         fixed, distributions = dict(self.fixed), dict(self.distributions)
-        if isinstance(steps, IntDistribution):
-            low, high = min(steps.low, max_steps), min(steps.high, max_steps)
-            if low == high:
-                del distributions[STEPS]
-                fixed[STEPS] = high
-            else:
-                distributions[STEPS] = IntDistribution(low, high - (high - low) % steps.step, step=steps.step)
-        elif STEPS in fixed or STEPS not in distributions:
+        if steps is None:
             fixed[STEPS] = min(fixed.get(STEPS, max_steps), max_steps)
+        elif isinstance(steps, IntDistribution):
+            capped = _capped_range(steps, max_steps)
+            if capped is None:
+                del distributions[STEPS]
+                fixed[STEPS] = min(steps.low, max_steps)
+            else:
+                distributions[STEPS] = capped
         anchors = tuple(_capped_anchor(anchor, distributions) for anchor in self.anchors)
         return SearchSpace(
             name=self.name, distributions=distributions, anchors=anchors, fixed=fixed,
@@ -76,8 +79,12 @@ class SearchSpace:
         >>> SearchSpace("s", {"lr": FloatDistribution(0, 1)}, max_steps=800).rung_steps(500)
         [200, 400, 500]
         """
-        every = max(1, self.max_steps // self.rungs)
+        every = -(-self.max_steps // self.rungs)
         return [*range(every, steps, every), steps]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _anchor_problems(anchor: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> list[str]:
@@ -92,9 +99,21 @@ def _anchor_problems(anchor: Mapping[str, Any], distributions: Mapping[str, Base
 def _contains(distribution: BaseDistribution, value: Any) -> bool:
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
-    if isinstance(distribution, IntDistribution | FloatDistribution) and isinstance(value, int | float):
-        return distribution.low <= value <= distribution.high
-    return False
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(distribution, IntDistribution):
+        low, high, step = distribution.low, distribution.high, distribution.step
+        return isinstance(value, int) and low <= value <= high and (value - low) % step == 0
+    assert isinstance(distribution, FloatDistribution)
+    return distribution.low <= value <= distribution.high
+
+
+def _capped_range(steps: IntDistribution, max_steps: int) -> IntDistribution | None:
+    """Return the part of a range up to `max_steps`, on its own grid; None if at most one value is left."""
+    if max_steps < steps.low + steps.step:
+        return None
+    high = min(steps.high, max_steps)
+    return IntDistribution(steps.low, high - (high - steps.low) % steps.step, log=steps.log, step=steps.step)
 
 
 def _capped_anchor(anchor: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:

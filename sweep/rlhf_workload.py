@@ -88,6 +88,7 @@ class RlhfWorkload:
 
     def start(self, config: Mapping[str, Any]) -> TrialRun:
         torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
         task, judge = _opened(self.digest, self)
         values = {name: value for name, value in config.items() if name != PROMPT_MIX}
         values[_WRAPPER] = _packed_name(values.get(_WRAPPER), task.root)

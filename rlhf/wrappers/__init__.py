@@ -13,7 +13,8 @@ its own, so what `prepare` keeps in globals belongs to that run.
 
 import importlib.metadata
 import importlib.util
-import math
+import itertools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,10 +22,13 @@ from types import ModuleType
 from rlhf.config import RunConfig
 from rlhf.data import Record
 from rlhf.errors import InputError
+from rlhf.json_values import is_number
 from rlhf.taskdir import resolve_path
 
 ENTRY_POINT_GROUP = "rlhf.reward_wrappers"
 DEFAULT_WRAPPER = "raw"
+_MAX_REWARD = 1e30  # rewards become float32
+_numbers = itertools.count()
 
 
 class RewardWrapper:
@@ -41,8 +45,14 @@ class RewardWrapper:
         return f"{self._module.__file__}:{self._module.transform.__code__.co_firstlineno}"
 
     def prepare(self, task_dir: Path, config: RunConfig) -> None:
-        if hasattr(self._module, "prepare"):
+        if not hasattr(self._module, "prepare"):
+            return
+        try:
             self._module.prepare(task_dir, config.to_json())
+        except InputError:
+            raise
+        except Exception as error:  # a user's code may raise anything
+            raise InputError(f"{self._module.__file__}: prepare raised {type(error).__name__}: {error}") from error
 
     def __call__(
         self, records: Sequence[Record], response_tokens: Sequence[Sequence[str]], rewards: Sequence[float]
@@ -56,7 +66,7 @@ class RewardWrapper:
             found = f"{len(shaped)} rewards" if isinstance(shaped, list | tuple) else type(shaped).__name__
             raise InputError(f"{self.place}: transform must return a list of {len(records)} rewards, got {found}")
         for row, reward in enumerate(shaped):
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            if not is_number(reward) or abs(reward) > _MAX_REWARD:
                 raise InputError(f"{self.place}: transform must return finite numbers, got {reward!r} at row {row}")
         return list(shaped)
 
@@ -80,12 +90,14 @@ def load_wrapper(name: str | None, task_dir: Path) -> RewardWrapper:
 
 def _fresh_module(source: str | Path, name: str) -> ModuleType:
     if isinstance(source, Path):
-        spec = importlib.util.spec_from_file_location(f"reward_wrapper_{source.stem}", source)
+        spec = importlib.util.spec_from_file_location(f"reward_wrapper_{next(_numbers)}_{source.stem}", source)
     else:
         spec = importlib.util.find_spec(source)
     if spec is None or spec.loader is None:
         raise InputError(f"reward_wrapper {name!r}: {source} cannot be imported; a wrapper is a .py file")
     module = importlib.util.module_from_spec(spec)
+    if isinstance(source, Path):
+        sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # importing runs a user's code

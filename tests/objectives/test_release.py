@@ -40,12 +40,12 @@ def test_every_harmed_family_is_named_and_no_other() -> None:
     verdict = release_verdict(scores_with([-0.05, 0.4, -0.031, -0.029, 0.0]))
     assert not verdict.release
     assert [reason.split()[0] for reason in verdict.reasons] == ["f0", "f2"]
-    assert verdict.reasons[0] == "f0 harmed (-0.050)"
+    assert verdict.reasons[0] == "f0 harmed (-0.0500)"
 
 
 def test_harm_and_too_little_gain_are_both_given_as_reasons() -> None:
     verdict = release_verdict(scores_with([-0.05, 0.05]))
-    assert verdict.reasons == ("f0 harmed (-0.050)", "balanced gain +0.0000 is under +0.03")
+    assert verdict.reasons == ("f0 harmed (-0.0500)", "balanced gain +0.0000 is under +0.03")
 
 
 def test_max_harm_can_be_stricter_or_looser() -> None:

@@ -117,7 +117,7 @@ def test_every_family_without_a_prompt_in_the_part_is_named(default_world_task: 
 
     poorer = replace(task, train_prompts=without(task.train_prompts), dev_prompts=without(task.dev_prompts))
     assert len(split_prompts(poorer, "selection"))
-    with pytest.raises(InputError, match=r"prompts_train\.jsonl: family dune has no prompt in the certification part"):
+    with pytest.raises(InputError, match=r"prompts_train\.jsonl: family dune has 0 prompts in the certification part"):
         split_prompts(poorer, "certification")
     with pytest.raises(InputError, match="family ember"):
         split_prompts(poorer, "certification")

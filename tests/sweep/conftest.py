@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.taskdir import DEFAULT_TASK
 from sweep.tracking import Ledger, open_ledger
 
 PROJECT = Path(__file__).parents[2]
@@ -39,8 +40,8 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_task: Path) -> Place:
-    return Place(tmp_path_factory.mktemp("sweep"), tiny_task)
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("sweep"), DEFAULT_TASK)
 
 
 @pytest.fixture(scope="session")
