@@ -251,8 +251,8 @@ def test_a_kill_while_saving_leaves_the_state_before(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", killed)
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
         run.save_state(tmp_path)
     assert (tmp_path / STATE_FILE).read_bytes() == before
 

@@ -53,7 +53,7 @@ def test_find_takes_the_latest_or_the_named_and_lists_what_there_is(empty_ledger
     assert empty_ledger.find(None).name == "later"
     assert empty_ledger.find(sweep.name).run_id == sweep.run_id
     assert later.experiment_id != sweep.experiment_id
-    with pytest.raises(InputError, match="no sweep absent in sqlite.*recorded sweeps: later"):
+    with pytest.raises(InputError, match=r"no sweep absent in sqlite.*recorded sweeps: later"):
         empty_ledger.find("absent")
 
 
