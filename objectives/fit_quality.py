@@ -20,10 +20,12 @@ def format_fit(model: QualityModel) -> str:
     for f, family in enumerate(model.vocab.families):
         bonuses = [f"{s.feature.label(model.vocab)} {s.size:+.3f}" for s in model.shortcuts if s.family == f]
         lines.append(
-            f"{family:<12}{model.held_out.family_rmse[f]:>14.4f}{model.held_out.family_correlation[f]:>13.3f}"
+            f"{family:<12}{model.checks.family_rmse[f]:>14.4f}{model.checks.correlation[f]:>13.3f}"
             f"{model.noise[f, EXPERT]:>14.4f}{model.noise[f, CROWD]:>13.4f}  {', '.join(bonuses) or '-'}"
         )
-    lines.append(f"held-out expert labels overall: RMSE {model.held_out.rmse:.4f}")
+    lines.append(f"held-out expert labels overall: RMSE {model.checks.rmse:.4f}; R-hat {model.checks.rhat.max():.3f}")
+    refusals = model.checks.refusals(model.vocab.families)
+    lines += [f"NOT TO BE BELIEVED: {reason}" for reason in refusals]
     return "\n".join(lines)
 
 

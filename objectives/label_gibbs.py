@@ -9,7 +9,9 @@ family without shortcuts gets none. All arrays carry chains C and families F in 
 weight 0 where a row is absent or held out: cross-validation folds are chains with rows switched off.
 """
 
+import math
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -48,22 +50,31 @@ class ChainState:
 
 
 class LabelSampler:
-    """Run chains over rows. `used` (C, F, R) switches rows on and off by chain."""
+    """Run chains over rows. `used` (C, F, R) switches rows on and off by chain.
+
+    What a draw needs of the current state (fit, row weights) is kept up to date rather than computed again.
+    """
 
     def __init__(self, rows: LabelRows, log_prior: np.ndarray, used: np.ndarray, rng: np.random.Generator) -> None:
         self._rows, self._log_prior, self._used, self._rng = rows, log_prior, used & rows.present, rng
         n_chains, n_families, _ = used.shape
         self.length = rows.cell.shape[1]
-        table = _gumbel_argmax(np.broadcast_to(log_prior, (n_chains, *log_prior.shape)), rng)
+        self._n_values, self._n_tokens = log_prior.shape[2:]
+        block = np.arange(n_chains * n_families).reshape(n_chains, n_families, 1) * self._n_values
+        self._cell_slot = [block + rows.cell[:, position] for position in range(self.length)]  # each (C, F, R)
+        self._token_slot = [
+            slot * self._n_tokens + rows.token[:, position] for position, slot in enumerate(self._cell_slot)
+        ]
         self.state = ChainState(
-            table=table,
+            table=_gumbel_argmax(np.broadcast_to(log_prior, (n_chains, *log_prior.shape)), rng),
             offsets=np.zeros((n_chains, n_families, 2)),
             sizes=np.zeros((n_chains, n_families, _SHORTLIST)),
             variance=np.tile([0.1**2, 0.2**2], (n_chains, n_families, 1)),
             shortlist=np.zeros((n_families, _SHORTLIST), dtype=np.int64),
         )
+        self._pairs = [_pairs_of_one_attribute(cells) for cells in rows.cell]
         self._crowd_on = False
-        self._matches = self._match()
+        self._refresh()
 
     def anneal(self, n_sweeps: int) -> None:
         """Burn in: expert rows alone first, then crowd rows with shortcuts found from what is left unexplained."""
@@ -77,6 +88,7 @@ class LabelSampler:
         """Draw every parameter once from its conditional distribution."""
         for position in range(self.length):
             self._draw_table(position)
+        self._draw_pair()
         self._draw_offsets()
         if self._crowd_on:
             for slot in range(_SHORTLIST):
@@ -85,82 +97,122 @@ class LabelSampler:
 
     def predict(self) -> np.ndarray:
         """Return each chain's prediction of every row, shortcuts included: (C, F, R)."""
-        return self._matches.sum(2) / self.length + self._offset_terms() + self._shortcut_terms()
+        return self._fit.copy()
 
     def _run(self, n_sweeps: int) -> None:
         for _ in range(n_sweeps):
             self.sweep()
 
-    def _weights(self) -> np.ndarray:
-        """Return each row's precision (C, F, R), 0 where it is switched off."""
-        precision = np.where(
-            self._rows.crowd, float(self._crowd_on) / self.state.variance[..., 1:], 1 / self.state.variance[..., :1]
-        )
-        return precision * self._used
+    def _refresh(self) -> None:
+        """Compute fit and weights from the state, after it was set from outside."""
+        self._matches = np.stack([self._match(position) for position in range(self.length)], 2)
+        self._listed = np.take_along_axis(self._rows.features, self.state.shortlist[..., None], axis=1)  # (F, S, R)
+        shortcuts = np.einsum("cfs,fsr->cfr", self.state.sizes, self._listed)
+        self._fit = self._matches.sum(2) / self.length + self._offset_terms() + shortcuts
+        self._reweigh()
 
-    def _match(self) -> np.ndarray:
-        """Return 1 where a row's token is the table's: (C, F, L, R)."""
-        shape = (*self.state.table.shape[:3], self._rows.cell.shape[-1])
-        wanted = np.take_along_axis(self.state.table, np.broadcast_to(self._rows.cell, shape), axis=-1)
-        return (wanted == self._rows.token).astype(float)
+    def _reweigh(self) -> None:
+        """Set each row's precision (C, F, R): 0 where it is switched off."""
+        expert, crowd = 1 / self.state.variance[..., :1], float(self._crowd_on) / self.state.variance[..., 1:]
+        self._weight = np.where(self._rows.crowd, crowd, expert) * self._used
+
+    def _match(self, position: int) -> np.ndarray:
+        """Return 1 where a row's token is the table's at a position: (C, F, R)."""
+        wanted = self.state.table[:, :, position].ravel().take(self._cell_slot[position])
+        return (wanted == self._rows.token[:, position]).astype(float)
 
     def _offset_terms(self) -> np.ndarray:
         return self.state.offsets[..., :1] + self.state.offsets[..., 1:] * self._rows.crowd
-
-    def _listed_features(self) -> np.ndarray:
-        return np.take_along_axis(self._rows.features, self.state.shortlist[..., None], axis=1)  # (F, S, R)
-
-    def _shortcut_terms(self) -> np.ndarray:
-        return np.einsum("cfs,fsr->cfr", self.state.sizes, self._listed_features())
 
     def _draw_table(self, position: int) -> None:
         """Draw one position's tokens for all values: rows of different values do not share a cell.
 
         A row of residual e gains `weight * (e / L - 1 / (2 L^2))` in log likelihood if its token is correct.
         """
-        rows, state = self._rows, self.state
-        residual = rows.labels - self.predict() + self._matches[:, :, position] / self.length
-        gain = self._weights() * (residual / self.length - 0.5 / self.length**2)
-        score = np.broadcast_to(self._log_prior[:, position], (len(gain), *self._log_prior[:, position].shape))
-        n_families, n_values, n_tokens = score.shape[1:]
-        slot = (np.arange(n_families)[:, None] * n_values + rows.cell[:, position]) * n_tokens + rows.token[:, position]
-        chain_slot = np.arange(len(gain))[:, None, None] * (n_families * n_values * n_tokens) + slot
-        added = np.bincount(chain_slot.ravel(), weights=gain.ravel(), minlength=score.size).reshape(score.shape)
-        state.table[:, :, position] = _gumbel_argmax(score + added, self._rng)
-        wanted = np.take_along_axis(
-            state.table[:, :, position], np.broadcast_to(rows.cell[:, position], gain.shape), axis=-1
-        )
-        self._matches[:, :, position] = wanted == rows.token[:, position]
+        matched = self._matches[:, :, position]
+        residual = self._rows.labels - self._fit + matched / self.length
+        gain = self._weight * (residual / self.length - 0.5 / self.length**2)
+        shape = (*matched.shape[:2], self._n_values, self._n_tokens)
+        added = _scatter(self._token_slot[position], gain, shape)
+        self.state.table[:, :, position] = _gumbel_argmax(self._log_prior[:, position] + added, self._rng)
+        self._matches[:, :, position] = now = self._match(position)
+        self._fit = self._rows.labels - residual + now / self.length
+
+    def _draw_pair(self) -> None:
+        """Draw two positions of one attribute together, a random pair in each family that has one.
+
+        Their cells hold the same rows, so a wrong token in one can be propped up by a wrong token in the other; drawn
+        one at a time, a chain may stay there for ever. Both matching costs `weight / L^2` beyond the two single gains.
+        """
+        families, first, second = self._random_pairs()
+        if not len(families):
+            return
+        rows, length, n_tokens = self._rows, self.length, self._n_tokens
+        n_chains, n_pairs, n_values = len(self._fit), len(families), self._n_values
+        cell = rows.cell[families, first]  # (P, R), the same for both positions
+        tokens = rows.token[families, first], rows.token[families, second]
+        matched = self._matches[:, families, first] + self._matches[:, families, second]
+        residual = rows.labels[families] - self._fit[:, families] + matched / length
+        weight = self._weight[:, families]
+        gain = weight * (residual / length - 0.5 / length**2)
+        slot = np.arange(n_chains * n_pairs).reshape(n_chains, n_pairs, 1) * n_values + cell
+        single = [
+            self._log_prior[families, position]
+            + _scatter(slot * n_tokens + token, gain, (n_chains, n_pairs, n_values, n_tokens))
+            for position, token in zip((first, second), tokens, strict=True)
+        ]
+        both = (slot * n_tokens + tokens[0]) * n_tokens + tokens[1]
+        overlap = _scatter(both, weight / length**2, (n_chains, n_pairs, n_values, n_tokens, n_tokens))
+        given_first = single[1][..., None, :] - overlap
+        peak = given_first.max(-1, keepdims=True)
+        marginal = single[0] + peak[..., 0] + np.log(np.exp(given_first - peak).sum(-1))
+        drawn_first = _gumbel_argmax(marginal, self._rng)
+        given = np.take_along_axis(given_first, drawn_first[..., None, None], axis=-2)[..., 0, :]
+        self.state.table[:, families, first] = drawn_first
+        self.state.table[:, families, second] = _gumbel_argmax(given, self._rng)
+        for position, token in zip((first, second), tokens, strict=True):
+            wanted = np.take_along_axis(
+                self.state.table[:, families, position], np.broadcast_to(cell, residual.shape), axis=-1
+            )
+            self._matches[:, families, position] = wanted == token
+        matched = self._matches[:, families, first] + self._matches[:, families, second]
+        self._fit[:, families] = rows.labels[families] - residual + matched / length
+
+    def _random_pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Choose a pair of positions that share an attribute in each family that has one: (P,) each."""
+        chosen = [(f, *pairs[self._rng.integers(len(pairs))]) for f, pairs in enumerate(self._pairs) if pairs]
+        families, first, second = np.array(chosen, dtype=np.int64).reshape(-1, 3).T
+        return families, first, second
 
     def _draw_offsets(self) -> None:
         """Draw intercept and crowd offset together: two-column Bayesian linear regression."""
-        residual = self._rows.labels - self.predict() + self._offset_terms()
-        weight = self._weights()
+        without = self._fit - self._offset_terms()
+        pull = self._weight * (self._rows.labels - without)
         crowd = self._rows.crowd.astype(float)
-        total, of_crowd = weight.sum(-1), (weight * crowd).sum(-1)
+        total, of_crowd = self._weight.sum(-1), (self._weight * crowd).sum(-1)
         precision = np.stack([np.stack([total, of_crowd], -1), np.stack([of_crowd, of_crowd], -1)], -2)
-        precision = precision + np.eye(2) / _OFFSET_SD**2
-        target = np.stack([(weight * residual).sum(-1), (weight * residual * crowd).sum(-1)], -1)
-        covariance = np.linalg.inv(precision)
-        mean = np.einsum("cfij,cfj->cfi", covariance, target)
+        covariance = np.linalg.inv(precision + np.eye(2) / _OFFSET_SD**2)
+        mean = np.einsum("cfij,cfj->cfi", covariance, np.stack([pull.sum(-1), (pull * crowd).sum(-1)], -1))
         noise = self._rng.standard_normal(mean.shape)
         self.state.offsets = mean + np.einsum("cfij,cfj->cfi", np.linalg.cholesky(covariance), noise)
+        self._fit = without + self._offset_terms()
 
     def _draw_size(self, slot: int) -> None:
         """Draw whether one shortlisted feature pays, and how much (George & McCulloch 1993, spike at zero)."""
-        feature = self._listed_features()[:, slot]  # (F, R)
-        weight = self._weights()
-        residual = self._rows.labels - self.predict() + self.state.sizes[..., slot, None] * feature
-        pull = (weight * residual * feature).sum(-1)
-        precision = (weight * feature**2).sum(-1) + 1 / _SLAB_SD**2
+        feature = self._listed[:, slot]  # (F, R)
+        without = self._fit - self.state.sizes[..., slot, None] * feature
+        weighted = self._weight * feature
+        pull = (weighted * (self._rows.labels - without)).sum(-1)
+        precision = (weighted * feature).sum(-1) + 1 / _SLAB_SD**2
         chance = _EXPECTED_SHORTCUTS / self._rows.features.shape[1]
         log_odds = np.log(chance / (1 - chance)) - np.log(_SLAB_SD**2 * precision) / 2 + pull**2 / (2 * precision)
         on = self._rng.random(log_odds.shape) < 1 / (1 + np.exp(-np.clip(log_odds, -500, 500)))
         size = pull / precision + self._rng.standard_normal(pull.shape) / np.sqrt(precision)
         self.state.sizes[..., slot] = np.where(on, size, 0.0)
+        self._fit = without + self.state.sizes[..., slot, None] * feature
 
     def _draw_variance(self) -> None:
-        squared = (self._rows.labels - self.predict()) ** 2
+        squared = (self._rows.labels - self._fit) ** 2
         for source, of_source in ((EXPERT, ~self._rows.crowd), (CROWD, self._rows.crowd)):
             if source == CROWD and not self._crowd_on:
                 continue
@@ -168,6 +220,7 @@ class LabelSampler:
             shape = _NOISE_SHAPE + used.sum(-1) / 2
             scale = _NOISE_SCALE + (squared * used).sum(-1) / 2
             self.state.variance[..., source] = scale / self._rng.gamma(shape)
+        self._reweigh()
 
     def _find_shortlist(self) -> None:
         """Pick the features that best explain crowd residuals, one after another (orthogonal matching pursuit).
@@ -184,6 +237,7 @@ class LabelSampler:
             active = rows.crowd[family] & (n_used[family] > 0)
             features = rows.features[family][:, active]  # (K, n)
             self.state.shortlist[family] = _matching_pursuit(features, mean_residual[family][active], _SHORTLIST)
+        self._refresh()
 
 
 def _matching_pursuit(features: np.ndarray, target: np.ndarray, n_chosen: int) -> np.ndarray:
@@ -203,6 +257,16 @@ def _matching_pursuit(features: np.ndarray, target: np.ndarray, n_chosen: int) -
         coefficients, *_ = np.linalg.lstsq(basis, target - target.mean(), rcond=None)
         residual = target - target.mean() - basis @ coefficients
     return np.array(chosen)
+
+
+def _pairs_of_one_attribute(cells: np.ndarray) -> list[tuple[int, int]]:
+    """List the pairs of positions whose cells (L, R) are the same in every row."""
+    return [(p, q) for p, q in combinations(range(len(cells)), 2) if (cells[p] == cells[q]).all()]
+
+
+def _scatter(slots: np.ndarray, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Add up weights by slot, a flat index into `shape`."""
+    return np.bincount(slots.ravel(), weights=weights.ravel(), minlength=math.prod(shape)).reshape(shape)
 
 
 def _gumbel_argmax(log_weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -1,23 +1,24 @@
 """Label-inferred quality: a posterior over the tables of correct tokens, fitted from expert and crowd labels.
 
-An estimate, not the truth: `held_out` says how well it predicts expert labels it has not seen.
+An estimate, not the truth: `checks` says how well it predicts expert labels it has not seen, and whether to believe it.
 """
 
 import functools
+import hashlib
 import json
 import os
 import tempfile
 import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from objectives.candidates import propose_candidates
+from objectives.candidates import CandidateTokens, propose_candidates
+from objectives.fit_checks import FitChecks, check_fit
 from objectives.label_gibbs import CROWD, EXPERT, LabelRows, LabelSampler
 from rlhf.data import Labelled, Prompts
-from rlhf.dev_eval import pearson
 from rlhf.features import Feature, all_features, feature_json, feature_values
 from rlhf.taskdir import Task, load_task, task_digest
 from rlhf.vocab import Vocab
@@ -28,7 +29,9 @@ _FOLDS = 5
 _BURN_IN_SWEEPS = 60
 _KEPT_SWEEPS = 200
 _SHORTCUT_IN_USE = 0.5  # posterior probability from which a shortcut is reported and subtracted by `debias`
-_FORMAT = "quality-1"  # part of the cache key: raise it when the fit changes
+_REWARD_CHAINS = 2
+_WITHHELD_SHARE = 0.25  # of expert labels, from the chains that rewards are made of
+_FORMAT = "quality-2"  # part of the cache key: raise it when the fit changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +45,23 @@ class FittedShortcut:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
-    """How well held-out expert labels are predicted: overall RMSE, and RMSE and Pearson correlation by family (F,)."""
-
-    rmse: float
-    family_rmse: np.ndarray
-    family_correlation: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class QualityModel:
     """Hold the posterior.
 
     attribute: (F, L) deciding attribute. correct: (F, L, n_values, V) probability that a token is correct.
+    reward_correct: the same, from chains that did not see the withheld expert labels: what rewards are made of, so that
+    the judge of a checkpoint has seen labels that its reward did not.
     draws: (D, F, L, n_values) tables. noise: (F, 2) sd of expert and crowd labels.
     """
 
     vocab: Vocab
     attribute: np.ndarray
     correct: np.ndarray
+    reward_correct: np.ndarray
     draws: np.ndarray
     noise: np.ndarray
     shortcuts: tuple[FittedShortcut, ...]
-    held_out: HeldOut
+    checks: FitChecks
 
     def position_quality(self, prompts: Prompts) -> np.ndarray:
         """Return the probability that each content token is correct at each position: (N, L, V)."""
@@ -84,13 +81,16 @@ class QualityModel:
         best = self.correct.argmax(-1)
         return {
             "note": ESTIMATE_NOTE,
-            "held_out": {"expert_rmse": self.held_out.rmse},
+            "held_out": {"expert_rmse": self.checks.rmse},
+            "refusals": list(self.checks.refusals(vocab.families)),
             "families": {
                 name: {
                     "expert_noise_sd": float(self.noise[f, EXPERT]),
                     "crowd_noise_sd": float(self.noise[f, CROWD]),
-                    "held_out_expert_rmse": float(self.held_out.family_rmse[f]),
-                    "held_out_expert_correlation": float(self.held_out.family_correlation[f]),
+                    "held_out_expert_rmse": float(self.checks.family_rmse[f]),
+                    "held_out_expert_correlation": float(self.checks.correlation[f]),
+                    "interaction_p": float(self.checks.interaction_p[f]),
+                    "rhat": float(self.checks.rhat[f]),
                     "crowd_shortcuts": [
                         {**feature_json(s.feature, vocab), "size": s.size, "probability": s.probability}
                         for s in self.shortcuts
@@ -106,37 +106,102 @@ class QualityModel:
 
 
 def fit_quality(task: Task, *, seed: int = 0) -> QualityModel:
-    """Fit the posterior by Gibbs sampling; the folds of a cross-validation run beside the main chains."""
-    vocab, rng = task.vocab, np.random.default_rng(seed)
+    """Fit a task's labels."""
     candidates = propose_candidates(task.reference, task.train_prompts, seed=seed)
+    return fit_labels(task.expert, task.crowd, candidates, task.vocab, seed=seed)
+
+
+def fit_labels(
+    expert: Labelled, crowd: Labelled, candidates: CandidateTokens, vocab: Vocab, *, seed: int = 0
+) -> QualityModel:
+    """Fit the posterior by Gibbs sampling.
+
+    Beside the main chains run those of a cross-validation and those that rewards are made of; each is a chain with
+    some rows switched off.
+    """
+    rng = np.random.default_rng(seed)
     features = all_features(vocab)
-    rows = label_rows(task.expert, task.crowd, candidates.attribute, features)
+    rows = label_rows(expert, crowd, candidates.attribute, features)
     folds = _stratified_folds(rows, rng)
-    used = np.concatenate([
-        np.ones((_CHAINS, *rows.labels.shape), dtype=bool),
-        np.stack([folds != fold for fold in range(_FOLDS)]),
-    ])  # fmt: skip
+    used = np.concatenate(
+        [
+            np.ones((_CHAINS, *rows.labels.shape), dtype=bool),
+            np.stack([folds != fold for fold in range(_FOLDS)]),
+            np.stack([~_withheld(rows, expert)] * _REWARD_CHAINS),
+        ]
+    )
     sampler = LabelSampler(rows, candidates.log_prior, used, rng)
     sampler.anneal(_BURN_IN_SWEEPS)
-    state = sampler.state
-    draws, sizes, variances = [], [], []
-    predicted = np.zeros((len(used), *rows.labels.shape))
-    for _ in range(_KEPT_SWEEPS):
-        sampler.sweep()
-        draws.append(state.table[:_CHAINS].astype(np.int16))
-        sizes.append(state.sizes[:_CHAINS].copy())
-        variances.append(state.variance[:_CHAINS].copy())
-        predicted += sampler.predict() / _KEPT_SWEEPS
-    tables = np.concatenate(draws)
+    kept = [_kept(sampler) for _ in range(_KEPT_SWEEPS)]
+    tables = np.stack([draw.table for draw in kept])  # (D, C, F, L, n_values)
+    main = slice(0, _CHAINS)
+    correct = _token_share(tables[:, main], vocab.n_content)
+    reference = np.exp(candidates.log_prior)
     return QualityModel(
         vocab=vocab,
         attribute=candidates.attribute,
-        correct=np.stack([(tables == token).mean(0) for token in range(vocab.n_content)], -1),
-        draws=tables,
-        noise=np.sqrt(np.concatenate(variances).mean(0)),
-        shortcuts=_fitted_shortcuts(np.concatenate(sizes), state.shortlist, features),
-        held_out=_held_out(rows, folds, predicted[_CHAINS:]),
+        correct=correct,
+        reward_correct=_token_share(tables[:, _CHAINS + _FOLDS :], vocab.n_content),
+        draws=tables[:, main].reshape(-1, *tables.shape[2:]),
+        noise=np.sqrt(np.mean([draw.variance[main] for draw in kept], axis=(0, 1))),
+        shortcuts=_fitted_shortcuts(
+            np.concatenate([draw.sizes[main] for draw in kept]), sampler.state.shortlist, features
+        ),
+        checks=check_fit(
+            rows,
+            unseen=_unseen(folds, np.mean([draw.predicted[_CHAINS : _CHAINS + _FOLDS] for draw in kept], axis=0)),
+            correct=correct,
+            traces=np.stack([_trace(draw, reference, main) for draw in kept], axis=1),
+            rng=rng,
+        ),
     )
+
+
+class _Kept(NamedTuple):
+    """One kept draw of every chain; shapes as in `ChainState`."""
+
+    table: np.ndarray
+    sizes: np.ndarray
+    offsets: np.ndarray
+    variance: np.ndarray
+    predicted: np.ndarray
+
+
+def _kept(sampler: LabelSampler) -> _Kept:
+    sampler.sweep()
+    state = sampler.state
+    return _Kept(
+        state.table.astype(np.int16), state.sizes.copy(), state.offsets.copy(), state.variance.copy(), sampler.predict()
+    )
+
+
+def _token_share(tables: np.ndarray, n_tokens: int) -> np.ndarray:
+    """Return how often each token is in each cell: tables (D, C, F, L, n_values) -> (F, L, n_values, V)."""
+    return np.stack([(tables == token).mean((0, 1)) for token in range(n_tokens)], -1)
+
+
+def _trace(draw: _Kept, reference: np.ndarray, chains: slice) -> np.ndarray:
+    """Return what R-hat compares: quality of the reference, noise and offsets, (C, F, 5)."""
+    table = draw.table[chains].astype(np.int64)
+    shares = np.take_along_axis(np.broadcast_to(reference, (len(table), *reference.shape)), table[..., None], -1)
+    quality = shares[..., 0].mean((2, 3))
+    return np.concatenate([quality[..., None], np.log(draw.variance[chains]), draw.offsets[chains]], -1)
+
+
+def _withheld(rows: LabelRows, expert: Labelled) -> np.ndarray:
+    """Say which rows rewards may not be made of: a quarter of the expert labels, by a hash of what was labelled."""
+    withheld = np.zeros(rows.labels.shape, dtype=bool)
+    for family in range(len(withheld)):
+        index = np.flatnonzero(expert.prompts.family == family)
+        keys = np.concatenate([expert.prompts.attrs[index], expert.responses[index]], axis=1)
+        hashes = [hashlib.sha256(key.tobytes()).digest()[0] for key in keys]
+        withheld[family, : len(index)] = np.array(hashes) < 256 * _WITHHELD_SHARE
+    return withheld
+
+
+def _unseen(folds: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Take each row's prediction from the fold chain that did not see it: (K, F, R) -> (F, R)."""
+    return np.take_along_axis(predicted, np.maximum(folds, 0)[None], 0)[0]
 
 
 def label_rows(expert: Labelled, crowd: Labelled, attribute: np.ndarray, features: list[Feature]) -> LabelRows:
@@ -195,7 +260,7 @@ def _cache_path(digest: str) -> Path:
     return folder / f"{_FORMAT}-{digest}.npz"
 
 
-_ARRAYS = ("attribute", "correct", "draws", "noise")
+_ARRAYS = ("attribute", "correct", "reward_correct", "draws", "noise")
 
 
 def save_quality(model: QualityModel, path: Path) -> None:
@@ -205,9 +270,9 @@ def save_quality(model: QualityModel, path: Path) -> None:
         [s.family, s.feature.kind, s.feature.tokens, s.feature.position, s.size, s.probability] for s in model.shortcuts
     ]
     document = json.dumps({"vocab": model.vocab.to_json(), "shortcuts": shortcuts})
-    held_out = {field.name: getattr(model.held_out, field.name) for field in fields(HeldOut)}
+    checks = {field.name: getattr(model.checks, field.name) for field in fields(FitChecks)}
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-        np.savez_compressed(file, document=document, **{n: getattr(model, n) for n in _ARRAYS}, **held_out)
+        np.savez_compressed(file, document=document, **{n: getattr(model, n) for n in _ARRAYS}, **checks)
     Path(file.name).replace(path)
 
 
@@ -219,8 +284,9 @@ def read_quality(path: Path) -> QualityModel:
             FittedShortcut(family, Feature(kind, tuple(tokens), position), size, probability)
             for family, kind, tokens, position, size, probability in document["shortcuts"]
         )
-        held_out = HeldOut(float(stored["rmse"]), stored["family_rmse"], stored["family_correlation"])
-        return QualityModel(vocab, **{n: stored[n] for n in _ARRAYS}, shortcuts=shortcuts, held_out=held_out)
+        by_family = {field.name: stored[field.name] for field in fields(FitChecks) if field.name != "rmse"}
+        checks = FitChecks(rmse=float(stored["rmse"]), **by_family)
+        return QualityModel(vocab, **{n: stored[n] for n in _ARRAYS}, shortcuts=shortcuts, checks=checks)
 
 
 def _stratified_folds(rows: LabelRows, rng: np.random.Generator) -> np.ndarray:
@@ -231,19 +297,6 @@ def _stratified_folds(rows: LabelRows, rng: np.random.Generator) -> np.ndarray:
             index = rng.permutation(np.flatnonzero(rows.present[family] & of_source))
             folds[family, index] = np.arange(len(index)) % _FOLDS
     return folds
-
-
-def _held_out(rows: LabelRows, folds: np.ndarray, predicted: np.ndarray) -> HeldOut:
-    """Compare each expert label with the prediction of the fold chain that did not see it."""
-    unseen = np.take_along_axis(predicted, np.maximum(folds, 0)[None], 0)[0]
-    expert = rows.present & ~rows.crowd
-    error = np.where(expert, rows.labels - unseen, 0.0)
-    correlation = [pearson(rows.labels[f][expert[f]], unseen[f][expert[f]]) or 0.0 for f in range(len(expert))]
-    return HeldOut(
-        rmse=float(np.sqrt((error**2).sum() / expert.sum())),
-        family_rmse=np.sqrt((error**2).sum(1) / expert.sum(1)),
-        family_correlation=np.array(correlation),
-    )
 
 
 def _fitted_shortcuts(sizes: np.ndarray, shortlist: np.ndarray, features: list[Feature]) -> tuple[FittedShortcut, ...]:

@@ -105,8 +105,11 @@ class Progress:
 
 
 def describe(params: Mapping[str, Any]) -> str:
-    """Write settings in one short line."""
-    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in params.items())
+    """Write settings in one short line: numbers with their names, choices as they are."""
+    return ", ".join(
+        value if isinstance(value, str) else f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in params.items()
+    )
 
 
 def _figures(candidate: Candidate) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from search_spaces.space import STEPS
 from sweep.candidate import Candidate, front, is_feasible
 from sweep.plot import plot_candidates
 from sweep.progress import describe
@@ -38,13 +39,12 @@ def print_front(candidates: Sequence[Candidate], *, max_harm: float, console: Co
         console.print(f"No candidate is feasible: every one harms a family by more than {max_harm}.", highlight=False)
         return
     table = Table(title=f"Front: {len(best)} of {len(candidates)} candidates", title_justify="left", box=None)
-    for heading in ("trial", "step", "KL", "quality", "gain", "worst gain", "harm", "settings"):
+    for heading in ("trial", "step", "KL", "quality", "worst gain", "settings"):
         table.add_column(heading, justify="left" if heading == "settings" else "right", no_wrap=heading != "settings")
     for c in best:
-        table.add_row(
-            str(c.trial), str(c.step), f"{c.kl:.2f}", f"{c.quality:.3f}", f"{c.gain:+.3f}",
-            f"{c.worst_gain:+.3f}", f"{c.harm:.3f}", describe(c.params),
-        )  # fmt: skip
+        settings = describe({name: value for name, value in c.params.items() if name != STEPS})
+        figures = (f"{c.kl:.2f}", f"{c.quality:.3f}", f"{c.worst_gain:+.3f}")
+        table.add_row(str(c.trial), str(c.step), *figures, settings)
     console.print(table)
 
 

@@ -23,6 +23,7 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 import logging
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import Experiment, LoggedModel, LoggedModelStatus, Metric, Param, Run, RunTag, ViewType
@@ -76,6 +77,7 @@ class Ledger:
     @functools.cached_property
     def _client(self) -> MlflowClient:
         """Connect on first use: for SQLite this creates the database, which a mere question must not do."""
+        mlflow.set_tracking_uri(self.uri)  # the model registry follows the global setting, not the client's
         return MlflowClient(tracking_uri=self.uri)
 
     # --- reading

@@ -1,4 +1,7 @@
-"""Built-in wrapper `label_quality`: replace the score with label-inferred quality."""
+"""Built-in wrapper `label_quality`: replace the score with label-inferred quality.
+
+A quarter of the expert labels is withheld from it, so that the judge has seen labels that the reward has not.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ def prepare(task_dir: Path, config: dict[str, Any]) -> None:
     for f, family in enumerate(model.vocab.families):
         _attribute[family] = model.attribute[f].tolist()
         _correct[family] = [
-            [dict(zip(tokens, cell, strict=True)) for cell in by_value] for by_value in model.correct[f].tolist()
+            [dict(zip(tokens, cell, strict=True)) for cell in by_value] for by_value in model.reward_correct[f].tolist()
         ]
 
 

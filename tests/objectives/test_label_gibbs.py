@@ -46,6 +46,7 @@ def tiny_sampler(seed: int, *, crowd_on: bool = True) -> LabelSampler:
     state.sizes[:, 0, :2] = (0.3, -0.2)
     state.offsets[:] = (0.1, -0.15)
     state.variance[:] = (0.25**2, 0.35**2)
+    sampler._refresh()
     return sampler
 
 
@@ -81,7 +82,7 @@ def log_normal(residual: np.ndarray, covariance: np.ndarray) -> float:
 def same_table(sampler: LabelSampler) -> np.ndarray:
     """Put every chain at the first chain's table."""
     sampler.state.table[:] = sampler.state.table[:1]
-    sampler._matches = sampler._match()
+    sampler._refresh()
     return sampler.state.table[0, 0]
 
 

@@ -54,6 +54,4 @@ def test_live_table_on_a_terminal_shows_running_trials() -> None:
 
 
 def test_describe_is_short() -> None:
-    assert describe({"kl_coef": 0.0123456, "steps": 800, "reward_wrapper": "raw"}) == (
-        "kl_coef 0.0123, steps 800, reward_wrapper raw"
-    )
+    assert describe({"kl_coef": 0.0123456, "steps": 800, "reward_wrapper": "raw"}) == ("kl_coef 0.0123, steps 800, raw")
