@@ -23,7 +23,7 @@ from rlhf.reward_model import load_reward_model
 from rlhf.taskdir import resolve_path
 from rlhf.vocab import load_vocab
 from rlhf.weights import read_tensors, write_tensors
-from rlhf.wrappers import load_wrapper
+from rlhf.wrappers import RewardWrapper, load_wrapper
 
 STATE_FILE = "state.safetensors"
 _COUNTERS = "counters"
@@ -33,22 +33,25 @@ LogRow = dict[str, float]
 class ReinforceRun:
     """Train one policy with REINFORCE and a group-mean baseline against a fixed reference.
 
-    `prompts` replaces the config's prompt file, so that a sweep can hold prompts back for judging.
+    `prompts` replaces the config's prompt file, so that a sweep can hold prompts back for judging; `wrapper` replaces
+    loading the config's, where its file lies elsewhere.
     """
 
-    def __init__(self, config: RunConfig, task_dir: Path, *, prompts: Prompts | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, task_dir: Path, *, prompts: Prompts | None = None, wrapper: RewardWrapper | None = None
+    ) -> None:
         self.config = config
         self.step = 0
         self.vocab = load_vocab(task_dir)
         self.reference = load_policy(resolve_path(config.policy_ref, task_dir), self.vocab).requires_grad_(False)
         self.policy = load_policy(resolve_path(config.policy_init or config.policy_ref, task_dir), self.vocab)
         self.reward_model = load_reward_model(resolve_path(config.reward_model, task_dir), self.vocab)
-        self.wrapper = load_wrapper(config.reward_wrapper, task_dir)
+        self.wrapper = wrapper or load_wrapper(config.reward_wrapper, task_dir)
         self.wrapper.prepare(task_dir, config)
         self._pool = prompts or read_prompts(resolve_path(config.prompt_file, task_dir), self.vocab)
         self._pool_tokens = self._pool.tokens(self.vocab)
         self._pool_records = self._pool.records(self.vocab)
-        self._prompt_weights = _prompt_weights(self._pool, self.vocab.families, config)
+        self._prompt_weights = prompt_weights(self._pool, self.vocab.families, config)
         self._prompt_stream = torch.Generator().manual_seed(2 * config.seed)
         self._sample_stream = torch.Generator().manual_seed(2 * config.seed + 1)
         self._adam = torch.optim.Adam(self.policy.parameters(), lr=config.lr, fused=True)
@@ -160,8 +163,11 @@ class ReinforceRun:
         return {"step": self.step, **means, "elapsed_s": round(self._elapsed_s, 3)}
 
 
-def _prompt_weights(pool: Prompts, families: tuple[str, ...], config: RunConfig) -> torch.Tensor:
-    """Return each prompt's chance of being drawn, so that families come up by their weights."""
+def prompt_weights(pool: Prompts, families: tuple[str, ...], config: RunConfig) -> torch.Tensor:
+    """Return each prompt's chance of being drawn (N,), so that families come up by their weights.
+
+    Raises `InputError` for weights of unknown families, or of families without prompts.
+    """
     weights: dict[str, Any] = dict(config.family_weights or dict.fromkeys(families, 1.0))
     counts = np.bincount(pool.family, minlength=len(families))
     problems = [

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from objectives.front import front_mask, knee_index
-from objectives.release import MIN_BALANCED_GAIN
+from objectives.release import MAX_WORST_FAMILY_HARM, shortfall
 
 PREFERENCES = ("quality", "knee", "low-kl")
 
@@ -59,9 +59,9 @@ def choose(candidates: Sequence[Candidate], *, prefer: str, max_harm: float) -> 
     """Choose from the front, among candidates that meet the release rule; None if no candidate does.
 
     quality: the highest balanced quality. knee: the farthest above the chord of quality against KL.
-    low-kl: the lowest KL.
+    low-kl: the lowest KL. A sweep's `max_harm` can make the rule stricter, not laxer.
     """
-    eligible = [c for c in front(candidates, max_harm=max_harm) if c.gain >= MIN_BALANCED_GAIN]
+    eligible = [c for c in front(candidates, max_harm=max_harm) if _shortfall(c, max_harm) == 0]
     if not eligible:
         return None
     if prefer == "low-kl":
@@ -72,9 +72,9 @@ def choose(candidates: Sequence[Candidate], *, prefer: str, max_harm: float) -> 
 
 
 def nearest(candidates: Sequence[Candidate], *, max_harm: float) -> Candidate | None:
-    """Return the candidate that misses the release rule by least, adding up how far it misses each part."""
+    """Return the candidate that misses the release rule by least."""
+    return min(candidates, key=lambda candidate: _shortfall(candidate, max_harm), default=None)
 
-    def shortfall(candidate: Candidate) -> float:
-        return max(0.0, candidate.harm - max_harm) + max(0.0, MIN_BALANCED_GAIN - candidate.gain)
 
-    return min(candidates, key=shortfall, default=None)
+def _shortfall(candidate: Candidate, max_harm: float) -> float:
+    return shortfall(candidate.gain, candidate.worst_gain, max_harm=min(max_harm, MAX_WORST_FAMILY_HARM))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from objectives.quality_model import ESTIMATE_NOTE
 from search_spaces.space import STEPS
 from sweep.candidate import Candidate, front, is_feasible
 from sweep.plot import plot_candidates
@@ -35,6 +36,9 @@ def write_summary(ledger: Ledger, sweep: SweepRecord, candidates: Sequence[Candi
 def print_front(candidates: Sequence[Candidate], *, max_harm: float, console: Console) -> None:
     """Print the front, lowest KL first."""
     best = front(candidates, max_harm=max_harm)
+    if not candidates:
+        console.print("No checkpoint was judged.", highlight=False)
+        return
     if not best:
         console.print(f"No candidate is feasible: every one harms a family by more than {max_harm}.", highlight=False)
         return
@@ -46,6 +50,7 @@ def print_front(candidates: Sequence[Candidate], *, max_harm: float, console: Co
         figures = (f"{c.kl:.2f}", f"{c.quality:.3f}", f"{c.worst_gain:+.3f}")
         table.add_row(str(c.trial), str(c.step), *figures, settings)
     console.print(table)
+    console.print(ESTIMATE_NOTE, highlight=False)
 
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[object]]:

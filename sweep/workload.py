@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rlhf.errors import InputError
 from search_spaces.space import SearchSpace
 
+DEFAULT_WORKLOAD = "rlhf"
 MODEL_FOLDER = "model"  # inside a trial checkpoint: the files a user would ship
 STATE_FOLDER = "state"  # inside a trial checkpoint: what it takes to go on
 
@@ -61,10 +62,10 @@ class Workload(Protocol):
         ...
 
 
-def open_workload(name: str, task_dir: Path, space: SearchSpace) -> Workload:
-    """Make a workload by name. Raises `InputError` for an unknown name or a bad task."""
+def open_workload(name: str, task_dir: Path, space: SearchSpace | None) -> Workload:
+    """Make a workload by name, without a space only to check the task. Raises `InputError` if it is bad."""
     from sweep.rlhf_workload import RlhfWorkload  # torch takes seconds to import
 
-    if name != "rlhf":
-        raise InputError(f"workload must be rlhf, got {name!r}")
+    if name != DEFAULT_WORKLOAD:
+        raise InputError(f"workload must be {DEFAULT_WORKLOAD}, got {name!r}")
     return RlhfWorkload.open(task_dir, space)

@@ -47,8 +47,8 @@ def test_out_never_overwrites(pick, tmp_path) -> None:
 
 def test_pick_is_noted_on_the_parent_run(pick, first_sweep) -> None:
     _, out, _ = pick("--prefer", "low-kl", "--json")
-    tags = Ledger(first_sweep.uri).find("first").facts
-    assert tags["pick"] == json.loads(out)["picked"]["model_id"]
+    ledger = Ledger(first_sweep.uri)
+    assert ledger.pick_of(ledger.find("first")) == json.loads(out)["picked"]["model_id"]
 
 
 def test_register_makes_a_model_version(pick) -> None:
@@ -58,7 +58,7 @@ def test_register_makes_a_model_version(pick) -> None:
 
 
 def test_nothing_feasible_shows_the_nearest_and_exits_3(pick, monkeypatch) -> None:
-    monkeypatch.setattr("sweep.candidate.MIN_BALANCED_GAIN", 0.9)
+    monkeypatch.setattr("objectives.release.MIN_BALANCED_GAIN", 0.9)
     status, out, _ = pick()
     assert status == 3
     assert "No pick: none of the 6 candidates of sweep first meets the release rule." in out
