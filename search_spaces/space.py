@@ -3,11 +3,18 @@
 Optuna is used for its distribution types only; searching is the business of `sweep`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
 
 STEPS = "steps"
 
@@ -76,6 +83,19 @@ class SearchSpace:
             name=self.name, distributions=distributions, anchors=anchors, fixed=fixed,
             trials=self.trials, max_steps=max_steps, rungs=self.rungs, workload=self.workload,
         )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything the space says, distributions in Optuna's own JSON form."""
+        return {
+            "name": self.name,
+            "workload": self.workload,
+            "distributions": {name: json.loads(distribution_to_json(d)) for name, d in self.distributions.items()},
+            "anchors": [dict(anchor) for anchor in self.anchors],
+            "fixed": dict(self.fixed),
+            "trials": self.trials,
+            "max_steps": self.max_steps,
+            "rungs": self.rungs,
+        }
 
     def choices(self, name: str) -> list[Any]:
         """Return every value a named setting can take, if that is a list: its choices, or the one it is fixed at."""

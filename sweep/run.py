@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.metadata
+import json
 import platform
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from sweep.summary import write_summary
 from sweep.tracking import FAILED, FINISHED, KILLED, Ledger, SweepRecord, open_ledger
 from sweep.workload import DEFAULT_WORKLOAD, Workload, open_workload
 
+SPACE_FILE = "space.json"  # artifact of the parent run: the space as searched
 _RECORDED_PACKAGES = ("ray", "optuna", "mlflow", "torch", "numpy")
 
 
@@ -77,6 +79,7 @@ def run_sweep(options: SweepOptions, plan: Plan) -> SweepRecord:
         )  # fmt: skip
         progress = Progress(options.name, n_trials=plan.n_trials, max_harm=options.max_harm)
         sweep = ledger.open_sweep(options.name, space=plan.space.name, facts=facts)
+        ledger.add_text(sweep, SPACE_FILE, json.dumps(plan.space.to_json(), indent=2))
         recording = Recording(ledger, sweep, progress)
         status, reason = FAILED, None
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.cli import add_task_option
 from rlhf.errors import run_command
 from sweep.candidate import choose, front
-from sweep.cli import add_sweep_options
+from sweep.cli import add_sweep_options, task_of
 from sweep.progress import describe
 from sweep.store import tracking_uri
 
@@ -26,6 +26,8 @@ def main() -> None:
 
     ledger = Ledger(tracking_uri(args.tracking_uri))
     sweep = ledger.find(args.name)
+    if args.task:
+        task_of(sweep, args.task)
     trials, candidates = ledger.trials(sweep), ledger.candidates(sweep)
     max_harm = float(sweep.facts["max_harm"])
     best = choose(candidates, prefer="quality", max_harm=max_harm)

@@ -61,7 +61,7 @@ def test_parent_says_what_was_run(runs, client) -> None:
     assert "torch=2." in tags["sweep.fact.versions"]
     assert tags["sweep.fact.code"]
     artifacts = {file.path for file in client.list_artifacts(parent_of(runs).info.run_id)}
-    assert "front.html" in artifacts
+    assert {"front.html", "space.json"} <= artifacts
 
 
 def test_child_has_every_config_key_and_training_curve(runs, client) -> None:
