@@ -266,9 +266,10 @@ class Rollout:
         return rows.view(self.n_prompts, self.group, -1).permute(2, 1, 0).reshape(rows.shape[1], -1)
 
     def from_columns(self, columns: torch.Tensor) -> torch.Tensor:
-        """Reorder (R, G * N) or (R, V, G * N) to (N * G, R) or (N * G, R, V)."""
+        """Reorder (R, G * N) or (R, V, G * N) to (N * G, R) or (N * G, R, V). Always a copy: buffers are used again."""
         full = columns.unflatten(-1, (self.group, self.n_prompts))
-        return full.permute(-1, -2, *range(columns.ndim - 1)).flatten(0, 1)
+        order = (-1, -2, *range(columns.ndim - 1))
+        return full.permute(order).clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
     def _embed_prompts(self, folded: Folded, prompts: torch.Tensor) -> None:
         P, N = self.config.prompt_len, self.n_prompts

@@ -100,13 +100,18 @@ def test_columns_are_members_by_prompts() -> None:
     assert torch.equal(rollout.from_columns(columns), rows)
 
 
-def test_without_gradients_response_logp_takes_the_fast_path_in_parts(some_prompts: MakePrompts) -> None:
-    """More responses than fit at once, the last part smaller: the same as under autograd."""
+@pytest.mark.parametrize("group", [1, 3])
+def test_more_prompts_than_fit_at_once_are_taken_in_parts(group: int, some_prompts: MakePrompts) -> None:
+    """With one response each, the parts were views of a buffer that the next part wrote to."""
     policy = init_policy(VOCAB, seed=4, size=SIZE)
-    prompts = some_prompts(VOCAB, 40).tokens(VOCAB)
-    responses = torch.randint(5, (3 * len(prompts), 4), generator=torch.Generator().manual_seed(5))
+    few = some_prompts(VOCAB, 9).tokens(VOCAB)
+    prompts = few.repeat(-(-600 // len(few)), 1)  # two full parts and a rest
+    generator = torch.Generator().manual_seed(5)
+    responses, logp = policy.sample(prompts, torch.rand(group * len(prompts), 4, generator=generator), temperature=0.8)
+    assert len(responses.unique(dim=0)) > 100
     differentiable = policy.response_logp(prompts, responses, temperature=0.8)
     assert differentiable.requires_grad
+    torch.testing.assert_close(logp, differentiable.detach(), atol=1e-5, rtol=1e-5)
     with torch.inference_mode():
-        fast = policy.response_logp(prompts, responses, temperature=0.8)
-    torch.testing.assert_close(fast, differentiable.detach(), atol=1e-5, rtol=1e-5)
+        scored = policy.response_logp(prompts, responses, temperature=0.8)
+    torch.testing.assert_close(scored, logp, atol=1e-5, rtol=1e-5)
