@@ -225,8 +225,9 @@ class LabelSampler:
     def _find_shortlist(self) -> None:
         """Pick the features that best explain crowd residuals, one after another (orthogonal matching pursuit).
 
-        Residuals are averaged over chains, folds included: which features are listed at all has seen every crowd row,
-        but no expert row. The first pass uses tables fitted to expert rows alone.
+        Residuals are averaged over chains, folds included, whose tables have seen expert rows: which features are
+        listed at all has seen every row, held out or not. How much a listed feature pays, each chain decides for
+        itself. The first pass uses tables fitted to expert rows alone.
         """
         rows = self._rows
         unexplained = rows.labels - (self._matches.sum(2) / self.length + self._offset_terms())

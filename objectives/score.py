@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from objectives.quality_model import ESTIMATE_NOTE, QualityModel, load_quality
+from objectives.quality_cache import load_quality
+from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from objectives.split import Part, split_prompts
 from rlhf.cli import add_task_option, say, write_json
 from rlhf.data import Prompts

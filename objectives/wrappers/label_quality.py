@@ -6,7 +6,7 @@ A quarter of the expert labels is withheld from it, so that the judge has seen l
 from pathlib import Path
 from typing import Any
 
-from objectives.quality_model import load_quality
+from objectives.quality_cache import load_quality
 
 USES_REWARDS = False
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from objectives import score
-from objectives.quality_model import HeldOut, QualityModel
+from objectives.fit_checks import FitChecks
+from objectives.quality_model import QualityModel
 from objectives.score import Judge, Scores, format_scores
 from objectives.split import Part, split_prompts
 from rlhf.data import Prompts
@@ -24,14 +25,17 @@ def model_with_random_tables(vocab: Vocab, seed: int) -> QualityModel:
     rng = np.random.default_rng(seed)
     shape = (len(vocab.families), vocab.resp_len)
     nothing = np.zeros(len(vocab.families))
+    attribute = rng.integers(vocab.n_attrs, size=shape)
+    correct = rng.dirichlet(np.full(vocab.n_content, 0.3), size=(*shape, vocab.n_values))
     return QualityModel(
         vocab=vocab,
-        attribute=rng.integers(vocab.n_attrs, size=shape),
-        correct=rng.dirichlet(np.full(vocab.n_content, 0.3), size=(*shape, vocab.n_values)),
+        attribute=attribute,
+        correct=correct,
+        reward_correct=correct,
         draws=np.zeros((1, *shape, vocab.n_values), dtype=np.int16),
         noise=np.ones((len(vocab.families), 2)),
         shortcuts=(),
-        held_out=HeldOut(0.0, nothing, nothing),
+        checks=FitChecks(0.0, *[nothing] * 5),
     )
 
 
