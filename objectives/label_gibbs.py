@@ -163,11 +163,8 @@ class LabelSampler:
         ]
         both = (slot * n_tokens + tokens[0]) * n_tokens + tokens[1]
         overlap = _scatter(both, weight / length**2, (n_chains, n_pairs, n_values, n_tokens, n_tokens))
-        given_first = single[1][..., None, :] - overlap
-        peak = given_first.max(-1, keepdims=True)
-        marginal = single[0] + peak[..., 0] + np.log(np.exp(given_first - peak).sum(-1))
-        drawn_first = _gumbel_argmax(marginal, self._rng)
-        given = np.take_along_axis(given_first, drawn_first[..., None, None], axis=-2)[..., 0, :]
+        drawn_first = _gumbel_argmax(single[0] + _log_sum_second(single[1], overlap), self._rng)
+        given = single[1] - np.take_along_axis(overlap, drawn_first[..., None, None], axis=-2)[..., 0, :]
         self.state.table[:, families, first] = drawn_first
         self.state.table[:, families, second] = _gumbel_argmax(given, self._rng)
         for position, token in zip((first, second), tokens, strict=True):
@@ -263,6 +260,19 @@ def _matching_pursuit(features: np.ndarray, target: np.ndarray, n_chosen: int) -
 def _pairs_of_one_attribute(cells: np.ndarray) -> list[tuple[int, int]]:
     """List the pairs of positions whose cells (L, R) are the same in every row."""
     return [(p, q) for p, q in combinations(range(len(cells)), 2) if (cells[p] == cells[q]).all()]
+
+
+def _log_sum_second(single: np.ndarray, overlap: np.ndarray) -> np.ndarray:
+    """Return log sum over u of exp(single[..., u] - overlap[..., t, u]): single (..., V), overlap (..., V, V) >= 0.
+
+    Few token pairs share a row, so nearly all of `overlap` is 0 and its exponential need not be computed.
+    """
+    peak = single.max(-1, keepdims=True)
+    kept = np.ones_like(overlap)
+    shared = np.flatnonzero(overlap)
+    kept.ravel()[shared] = np.exp(-overlap.ravel()[shared])
+    total = (kept @ np.exp(single - peak)[..., None])[..., 0]
+    return peak + np.log(np.maximum(total, 1e-300))
 
 
 def _scatter(slots: np.ndarray, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
