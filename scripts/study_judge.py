@@ -3,7 +3,7 @@
     python scripts/study_judge.py [--worlds 3] [--label-sets 40] [--expert 100] [--crowd 200] [--quick]
 
 No network takes part: the reference is the world's own demonstration distribution, policies are tables. Those to be
-judged are tilted towards what rewards are made of (strongly: the checkpoint that exploits the fit's errors, and mildly),
+judged are tilted towards what rewards are made of (strongly: one that exploits the errors of the fit, and mildly),
 or harm one family by a known amount, near the limit and far beyond it, while the others improve.
 """
 
@@ -226,9 +226,9 @@ def main() -> None:
         cells = (f"{format(row[key], spec):>{max(9, len(title) + 2)}}" for title, key, spec in COLUMNS)
         print(f"{scenario.name:<13}" + "".join(cells), flush=True)
     print(
-        "balanced, family: how often the lower bound of the gain lies below the truth (nominal 97.5%); width: median of "
-        "truth minus bound.\nharmful: policies judged whose true harm is above 0.03; passed: certified among them; good "
-        f"passed: certified among the others.\n{args.worlds} worlds; {time.monotonic() - started:.0f} s"
+        "balanced, family: how often the lower bound of the gain lies below the truth (nominal 97.5%); width: median\n"
+        "of truth minus bound. harmful: policies judged whose true harm is above 0.03; passed: certified among them;\n"
+        f"good passed: certified among the others. {args.worlds} worlds, {time.monotonic() - started:.0f} s."
     )
     print(json.dumps(results))
 
