@@ -105,12 +105,12 @@ class Judge:
     def __init__(self, task: Task, quality: QualityModel, *, part: Part = "selection") -> None:
         self.task, self.quality_model = task, quality
         rng = np.random.default_rng(_SEEDS[part])
-        self._prompts = _balanced(split_prompts(task, part), len(task.vocab.families), rng)
-        self._tokens = self._prompts.tokens(task.vocab)
-        self._uniforms = torch.from_numpy(rng.random((len(self._prompts), task.vocab.resp_len), dtype=np.float32))
-        self._correct = quality.position_quality(self._prompts)
+        self.prompts = _balanced(split_prompts(task, part), len(task.vocab.families), rng)
+        self._tokens = self.prompts.tokens(task.vocab)
+        self._uniforms = torch.from_numpy(rng.random((len(self.prompts), task.vocab.resp_len), dtype=np.float32))
+        self.position_quality = quality.position_quality(self.prompts)
         self.reference = self.sample(task.reference)
-        self._reference_quality = prompt_quality(self.reference.probability, self._correct)
+        self._reference_quality = prompt_quality(self.reference.probability, self.position_quality)
 
     def sample(self, policy: Policy) -> Sampled:
         """Sample one response a prompt, with this judge's random numbers."""
@@ -122,7 +122,7 @@ class Judge:
 
     def score_sampled(self, sampled: Sampled) -> Scores:
         """Score what a policy sampled. Raises `InputError` if a figure is not finite."""
-        logp, quality = sampled.logp, prompt_quality(sampled.probability, self._correct)
+        logp, quality = sampled.logp, prompt_quality(sampled.probability, self.position_quality)
         with torch.inference_mode():
             ref_logp = self.task.reference.response_logp(self._tokens, sampled.responses)
             kl = (logp.exp() * (logp - ref_logp)).sum((1, 2)).double().numpy()
@@ -136,15 +136,15 @@ class Judge:
         figures: dict[str, Any] = {}
         for name, values in columns.items():
             figures[name], figures[f"{name}_se"] = mean_by_family(
-                values, self._prompts.family, len(self.task.vocab.families)
+                values, self.prompts.family, len(self.task.vocab.families)
             )
         return Scores(self.task.vocab.families, **figures)
 
     def mass(self, sampled: Sampled) -> np.ndarray:
         """Return the token mass (F, L, n_values, V) of what a policy sampled: see `token_mass`."""
         model = self.quality_model
-        cells = model.cells(self._prompts)
-        return token_mass(sampled.probability, self._prompts.family, cells, shape=model.correct.shape)
+        cells = model.cells(self.prompts)
+        return token_mass(sampled.probability, self.prompts.family, cells, shape=model.correct.shape)
 
 
 def _balanced(prompts: Prompts, n_families: int, rng: np.random.Generator) -> Prompts:
