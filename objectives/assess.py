@@ -6,7 +6,8 @@ python -m objectives.assess [--task DIR] [--json] [--quiet]
 import argparse
 from typing import Any
 
-from objectives.quality_model import ESTIMATE_NOTE, load_quality
+from objectives.quality_cache import load_quality
+from objectives.quality_model import ESTIMATE_NOTE
 from objectives.release import Verdict, release_verdict
 from objectives.score import Judge, Scores
 from rlhf.cli import add_task_option, say, write_json

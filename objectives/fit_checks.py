@@ -10,7 +10,7 @@ import numpy as np
 from arviz_stats.base.array import array_stats
 
 from objectives.label_gibbs import LabelRows
-from rlhf.dev_eval import pearson
+from rlhf.correlation import pearson
 
 MIN_HELD_OUT_CORRELATION = 0.75
 MIN_EXPERT_LABELS = 20
@@ -24,7 +24,8 @@ class FitChecks:
     """Hold the checks of a fit.
 
     rmse: held-out expert labels, all families. By family (F,): `family_rmse`, `correlation` of held-out expert labels
-    with their prediction, `n_expert`, `interaction_p` (small: positions interact), `rhat` of the chains.
+    with their prediction (NaN where it is undefined), `n_expert`, `interaction_p` (small: positions interact), `rhat`
+    of the chains.
     """
 
     rmse: float
@@ -40,7 +41,9 @@ class FitChecks:
         for f, name in enumerate(families):
             if self.n_expert[f] < MIN_EXPERT_LABELS:
                 reasons.append(f"{name}: {self.n_expert[f]} expert labels, at least {MIN_EXPERT_LABELS} are needed")
-            if not self.correlation[f] >= MIN_HELD_OUT_CORRELATION:
+            if np.isnan(self.correlation[f]):
+                reasons.append(f"{name}: the correlation of expert labels with their prediction is undefined")
+            elif self.correlation[f] < MIN_HELD_OUT_CORRELATION:
                 reasons.append(
                     f"{name}: held-out expert labels correlate {self.correlation[f]:.2f} with their prediction, "
                     f"at least {MIN_HELD_OUT_CORRELATION} is needed: more labels, or labels of another kind"
@@ -69,7 +72,7 @@ def check_fit(
     return FitChecks(
         rmse=float(np.sqrt((error**2).sum() / expert.sum())),
         family_rmse=np.sqrt((error**2).sum(1) / expert.sum(1)),
-        correlation=np.array([pearson(rows.labels[f][expert[f]], unseen[f][expert[f]]) or 0.0 for f in families]),
+        correlation=np.array([_correlation(rows.labels[f][expert[f]], unseen[f][expert[f]]) for f in families]),
         n_expert=expert.sum(1),
         interaction_p=np.array(
             [
@@ -100,6 +103,12 @@ def interaction_p_value(residuals: np.ndarray, matches: np.ndarray, *, rng: np.r
     observed = np.abs(products @ residuals).max()
     chance = np.abs(permuted @ products.T).max(1)
     return float((1 + (chance >= observed).sum()) / (1 + _PERMUTATIONS))
+
+
+def _correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Correlate labels with predictions; NaN where either does not vary."""
+    value = pearson(labels, predicted)
+    return float("nan") if value is None else value
 
 
 def _match_probability(rows: LabelRows, correct: np.ndarray, family: int) -> np.ndarray:

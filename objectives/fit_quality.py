@@ -7,7 +7,8 @@ import argparse
 from pathlib import Path
 
 from objectives.label_gibbs import CROWD, EXPERT
-from objectives.quality_model import ESTIMATE_NOTE, QualityModel, load_quality
+from objectives.quality_cache import load_quality
+from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from rlhf.cli import add_task_option, say, write_json
 from rlhf.errors import run_command
 from rlhf.taskdir import find_task_dir, load_task

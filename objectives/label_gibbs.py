@@ -21,6 +21,9 @@ _SLAB_SD = 0.5  # prior sd of a shortcut's size per unit
 _EXPECTED_SHORTCUTS = 0.5  # a priori, in a family
 _NOISE_SHAPE, _NOISE_SCALE = 2.0, 0.01  # inverse-gamma prior of both variances: weak, mean 0.1 squared
 _SHORTLIST = 10
+_RANKS = 4  # of tokens in a cell, by the reference: first, second, third, all others
+_RANK_WEIGHT_SD = 2.0  # prior sd of a rank's log weight: a factor of 7 either way
+_RANK_STEPS = 4  # Metropolis steps a sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class ChainState:
     offsets: np.ndarray  # (C, F, 2) intercept, crowd offset
     sizes: np.ndarray  # (C, F, S) of shortlisted features; 0 when switched off
     variance: np.ndarray  # (C, F, 2) expert, crowd
+    rank_weight: np.ndarray  # (C, F, _RANKS) log factor on the prior of tokens of a rank; the first rank's is 0
     shortlist: np.ndarray  # (F, S) feature indices, the same for all chains
 
 
@@ -56,7 +60,7 @@ class LabelSampler:
     """
 
     def __init__(self, rows: LabelRows, log_prior: np.ndarray, used: np.ndarray, rng: np.random.Generator) -> None:
-        self._rows, self._log_prior, self._used, self._rng = rows, log_prior, used & rows.present, rng
+        self._rows, self._used, self._rng = rows, used & rows.present, rng
         n_chains, n_families, _ = used.shape
         self.length = rows.cell.shape[1]
         self._n_values, self._n_tokens = log_prior.shape[2:]
@@ -70,8 +74,11 @@ class LabelSampler:
             offsets=np.zeros((n_chains, n_families, 2)),
             sizes=np.zeros((n_chains, n_families, _SHORTLIST)),
             variance=np.tile([0.1**2, 0.2**2], (n_chains, n_families, 1)),
+            rank_weight=np.zeros((n_chains, n_families, _RANKS)),
             shortlist=np.zeros((n_families, _SHORTLIST), dtype=np.int64),
         )
+        self._ranks = _TokenRanks(log_prior)
+        self._log_prior = np.broadcast_to(log_prior, (n_chains, *log_prior.shape))
         self._pairs = [_pairs_of_one_attribute(cells) for cells in rows.cell]
         self._crowd_on = False
         self._refresh()
@@ -94,6 +101,7 @@ class LabelSampler:
             for slot in range(_SHORTLIST):
                 self._draw_size(slot)
         self._draw_variance()
+        self._draw_rank_weight()
 
     def predict(self) -> np.ndarray:
         """Return each chain's prediction of every row, shortcuts included: (C, F, R)."""
@@ -134,7 +142,7 @@ class LabelSampler:
         gain = self._weight * (residual / self.length - 0.5 / self.length**2)
         shape = (*matched.shape[:2], self._n_values, self._n_tokens)
         added = _scatter(self._token_slot[position], gain, shape)
-        self.state.table[:, :, position] = _gumbel_argmax(self._log_prior[:, position] + added, self._rng)
+        self.state.table[:, :, position] = _gumbel_argmax(self._log_prior[:, :, position] + added, self._rng)
         self._matches[:, :, position] = now = self._match(position)
         self._fit = self._rows.labels - residual + now / self.length
 
@@ -157,17 +165,14 @@ class LabelSampler:
         gain = weight * (residual / length - 0.5 / length**2)
         slot = np.arange(n_chains * n_pairs).reshape(n_chains, n_pairs, 1) * n_values + cell
         single = [
-            self._log_prior[families, position]
+            self._log_prior[:, families, position]
             + _scatter(slot * n_tokens + token, gain, (n_chains, n_pairs, n_values, n_tokens))
             for position, token in zip((first, second), tokens, strict=True)
         ]
         both = (slot * n_tokens + tokens[0]) * n_tokens + tokens[1]
         overlap = _scatter(both, weight / length**2, (n_chains, n_pairs, n_values, n_tokens, n_tokens))
-        given_first = single[1][..., None, :] - overlap
-        peak = given_first.max(-1, keepdims=True)
-        marginal = single[0] + peak[..., 0] + np.log(np.exp(given_first - peak).sum(-1))
-        drawn_first = _gumbel_argmax(marginal, self._rng)
-        given = np.take_along_axis(given_first, drawn_first[..., None, None], axis=-2)[..., 0, :]
+        drawn_first = _gumbel_argmax(single[0] + _log_sum_second(single[1], overlap), self._rng)
+        given = single[1] - np.take_along_axis(overlap, drawn_first[..., None, None], axis=-2)[..., 0, :]
         self.state.table[:, families, first] = drawn_first
         self.state.table[:, families, second] = _gumbel_argmax(given, self._rng)
         for position, token in zip((first, second), tokens, strict=True):
@@ -222,11 +227,29 @@ class LabelSampler:
             self.state.variance[..., source] = scale / self._rng.gamma(shape)
         self._reweigh()
 
+    def _draw_rank_weight(self) -> None:
+        """Draw how much likelier than the reference says tokens of each rank are to be correct (random walk).
+
+        The reference says how often a token is demonstrated. Whether its third choice is ever correct, labels know
+        better, and a family has cells enough to learn it; without this, unsure cells are drawn to wrong tokens.
+        """
+        weight, counts = self.state.rank_weight, self._ranks.counts(self.state.table)
+        now = self._ranks.log_density(weight, counts)
+        for _ in range(_RANK_STEPS):
+            proposal = weight + self._rng.standard_normal(weight.shape) * self._rng.choice([0.2, 1.0])
+            proposal[..., 0] = 0.0
+            then = self._ranks.log_density(proposal, counts)
+            accept = np.log(1 - self._rng.random(now.shape)) < then - now
+            weight, now = np.where(accept[..., None], proposal, weight), np.where(accept, then, now)
+        self.state.rank_weight = weight
+        self._log_prior = self._ranks.weighted(weight)
+
     def _find_shortlist(self) -> None:
         """Pick the features that best explain crowd residuals, one after another (orthogonal matching pursuit).
 
-        Residuals are averaged over chains, folds included: which features are listed at all has seen every crowd row,
-        but no expert row. The first pass uses tables fitted to expert rows alone.
+        Residuals are averaged over chains, folds included, whose tables have seen expert rows: which features are
+        listed at all has seen every row, held out or not. How much a listed feature pays, each chain decides for
+        itself. The first pass uses tables fitted to expert rows alone.
         """
         rows = self._rows
         unexplained = rows.labels - (self._matches.sum(2) / self.length + self._offset_terms())
@@ -238,6 +261,39 @@ class LabelSampler:
             features = rows.features[family][:, active]  # (K, n)
             self.state.shortlist[family] = _matching_pursuit(features, mean_residual[family][active], _SHORTLIST)
         self._refresh()
+
+
+class _TokenRanks:
+    """Know the rank of every token in its cell, by the reference: log_prior (F, L, n_values, V)."""
+
+    def __init__(self, log_prior: np.ndarray) -> None:
+        order = np.argsort(-log_prior, axis=-1, kind="stable")
+        ranks = np.broadcast_to(np.minimum(np.arange(log_prior.shape[-1]), _RANKS - 1), order.shape)
+        self._log_prior = log_prior
+        self._rank = np.empty_like(order)
+        np.put_along_axis(self._rank, order, ranks, -1)
+        prior = np.exp(log_prior - log_prior.max(-1, keepdims=True))
+        by_rank = [np.where(self._rank == r, prior, 0.0).sum(-1) for r in range(_RANKS)]
+        share = np.stack(by_rank, -1) / prior.sum(-1)[..., None]
+        self._share = share.reshape(len(share), -1, _RANKS)  # (F, cells, _RANKS)
+
+    def counts(self, table: np.ndarray) -> np.ndarray:
+        """Count the cells of each table (C, F, L, n_values) whose token has a rank: (C, F, _RANKS)."""
+        index = table[..., None]
+        ranks = np.take_along_axis(np.broadcast_to(self._rank, (*table.shape, self._rank.shape[-1])), index, -1)[..., 0]
+        return np.stack([(ranks == r).sum((2, 3)) for r in range(_RANKS)], -1)
+
+    def log_density(self, weight: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return the log density of rank weights (C, F, _RANKS) given the counts: (C, F)."""
+        normaliser = np.log(np.exp(weight)[:, :, None] @ self._share.transpose(0, 2, 1)).sum((2, 3))
+        prior = -0.5 * (weight**2).sum(-1) / _RANK_WEIGHT_SD**2
+        return (weight * counts).sum(-1) - normaliser + prior
+
+    def weighted(self, weight: np.ndarray) -> np.ndarray:
+        """Return the prior under rank weights (C, F, _RANKS), not normalised: (C, F, L, n_values, V)."""
+        n_chains, n_families, _ = weight.shape
+        slot = np.arange(n_families).reshape(-1, 1, 1, 1) * _RANKS + self._rank
+        return self._log_prior + weight.reshape(n_chains, -1)[:, slot]
 
 
 def _matching_pursuit(features: np.ndarray, target: np.ndarray, n_chosen: int) -> np.ndarray:
@@ -262,6 +318,19 @@ def _matching_pursuit(features: np.ndarray, target: np.ndarray, n_chosen: int) -
 def _pairs_of_one_attribute(cells: np.ndarray) -> list[tuple[int, int]]:
     """List the pairs of positions whose cells (L, R) are the same in every row."""
     return [(p, q) for p, q in combinations(range(len(cells)), 2) if (cells[p] == cells[q]).all()]
+
+
+def _log_sum_second(single: np.ndarray, overlap: np.ndarray) -> np.ndarray:
+    """Return log sum over u of exp(single[..., u] - overlap[..., t, u]): single (..., V), overlap (..., V, V) >= 0.
+
+    Few token pairs share a row, so nearly all of `overlap` is 0 and its exponential need not be computed.
+    """
+    peak = single.max(-1, keepdims=True)
+    kept = np.ones_like(overlap)
+    shared = np.flatnonzero(overlap)
+    kept.ravel()[shared] = np.exp(-overlap.ravel()[shared])
+    total = (kept @ np.exp(single - peak)[..., None])[..., 0]
+    return peak + np.log(np.maximum(total, 1e-300))
 
 
 def _scatter(slots: np.ndarray, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

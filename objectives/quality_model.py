@@ -3,14 +3,8 @@
 An estimate, not the truth: `checks` says how well it predicts expert labels it has not seen, and whether to believe it.
 """
 
-import functools
 import hashlib
-import json
-import os
-import tempfile
-import zipfile
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +14,8 @@ from objectives.fit_checks import FitChecks, check_fit
 from objectives.label_gibbs import CROWD, EXPERT, LabelRows, LabelSampler
 from rlhf.data import Labelled, Prompts
 from rlhf.features import Feature, all_features, feature_json, feature_values
-from rlhf.taskdir import Task, load_task, task_digest
+from rlhf.json_values import finite_or_none
+from rlhf.taskdir import Task
 from rlhf.vocab import Vocab
 
 ESTIMATE_NOTE = "Label-inferred quality is an estimate fitted to labels, not the true quality."
@@ -31,7 +26,6 @@ _KEPT_SWEEPS = 200
 _SHORTCUT_IN_USE = 0.5  # posterior probability from which a shortcut is reported and subtracted by `debias`
 _REWARD_CHAINS = 2
 _WITHHELD_SHARE = 0.25  # of expert labels, from the chains that rewards are made of
-_FORMAT = "quality-2"  # part of the cache key: raise it when the fit changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ class QualityModel:
                     "expert_noise_sd": float(self.noise[f, EXPERT]),
                     "crowd_noise_sd": float(self.noise[f, CROWD]),
                     "held_out_expert_rmse": float(self.checks.family_rmse[f]),
-                    "held_out_expert_correlation": float(self.checks.correlation[f]),
+                    "held_out_expert_correlation": finite_or_none(self.checks.correlation[f]),
                     "interaction_p": float(self.checks.interaction_p[f]),
                     "rhat": float(self.checks.rhat[f]),
                     "crowd_shortcuts": [
@@ -231,62 +225,6 @@ def label_rows(expert: Labelled, crowd: Labelled, attribute: np.ndarray, feature
         for k, feature in enumerate(features):
             rows.features[family, k, len(parts[0]) : n] = feature_values(feature, parts[1].responses)
     return rows
-
-
-def load_quality(task_dir: Path) -> QualityModel:
-    """Return a task's fitted model: from memory, from the cache folder, or by fitting it now."""
-    return _load_quality(task_dir, task_digest(task_dir))
-
-
-@functools.lru_cache(maxsize=4)
-def _load_quality(task_dir: Path, digest: str) -> QualityModel:
-    path = _cache_path(digest)
-    try:
-        return read_quality(path)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # absent, or damaged: the cache may be lost any time
-        save_quality(fit_quality(load_task(task_dir)), path)
-        return read_quality(path)
-
-
-def remember_quality(model: QualityModel, digest: str) -> None:
-    """Put a fitted model in this machine's cache, under the digest of its task."""
-    path = _cache_path(digest)
-    if not path.exists():
-        save_quality(model, path)
-
-
-def _cache_path(digest: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-sweep"
-    return folder / f"{_FORMAT}-{digest}.npz"
-
-
-_ARRAYS = ("attribute", "correct", "reward_correct", "draws", "noise")
-
-
-def save_quality(model: QualityModel, path: Path) -> None:
-    """Write a fitted model in one atomic step, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shortcuts = [
-        [s.family, s.feature.kind, s.feature.tokens, s.feature.position, s.size, s.probability] for s in model.shortcuts
-    ]
-    document = json.dumps({"vocab": model.vocab.to_json(), "shortcuts": shortcuts})
-    checks = {field.name: getattr(model.checks, field.name) for field in fields(FitChecks)}
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-        np.savez_compressed(file, document=document, **{n: getattr(model, n) for n in _ARRAYS}, **checks)
-    Path(file.name).replace(path)
-
-
-def read_quality(path: Path) -> QualityModel:
-    with np.load(path, allow_pickle=False) as stored:
-        document = json.loads(str(stored["document"]))
-        vocab = Vocab.from_json(document["vocab"])
-        shortcuts = tuple(
-            FittedShortcut(family, Feature(kind, tuple(tokens), position), size, probability)
-            for family, kind, tokens, position, size, probability in document["shortcuts"]
-        )
-        by_family = {field.name: stored[field.name] for field in fields(FitChecks) if field.name != "rmse"}
-        checks = FitChecks(rmse=float(stored["rmse"]), **by_family)
-        return QualityModel(vocab, **{n: stored[n] for n in _ARRAYS}, shortcuts=shortcuts, checks=checks)
 
 
 def _stratified_folds(rows: LabelRows, rng: np.random.Generator) -> np.ndarray:

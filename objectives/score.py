@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from objectives.quality_model import ESTIMATE_NOTE, QualityModel, load_quality
+from objectives.quality_cache import load_quality
+from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from objectives.split import Part, split_prompts
+from objectives.token_mass import mean_by_family, prompt_quality, token_mass
 from rlhf.cli import add_task_option, say, write_json
 from rlhf.data import Prompts
 from rlhf.errors import InputError, run_command
@@ -85,25 +87,46 @@ class Scores:
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Hold a policy's responses (N, L) to a judge's prompts, and the log probabilities (N, L, V) they came from."""
+
+    responses: torch.Tensor
+    logp: torch.Tensor
+
+    @property
+    def probability(self) -> np.ndarray:
+        return self.logp.exp().double().numpy()
+
+
 class Judge:
     """Score policies of one task on one part of its prompts. Reference-side figures are computed once."""
 
     def __init__(self, task: Task, quality: QualityModel, *, part: Part = "selection") -> None:
         self.task, self.quality_model = task, quality
         rng = np.random.default_rng(_SEEDS[part])
-        self._prompts = _balanced(split_prompts(task, part), len(task.vocab.families), rng)
-        self._tokens = self._prompts.tokens(task.vocab)
-        self._uniforms = torch.from_numpy(rng.random((len(self._prompts), task.vocab.resp_len), dtype=np.float32))
-        self._correct = quality.position_quality(self._prompts)
-        self._reference_quality = self._sample(task.reference)[2]
+        self.prompts = _balanced(split_prompts(task, part), len(task.vocab.families), rng)
+        self._tokens = self.prompts.tokens(task.vocab)
+        self._uniforms = torch.from_numpy(rng.random((len(self.prompts), task.vocab.resp_len), dtype=np.float32))
+        self.position_quality = quality.position_quality(self.prompts)
+        self.reference = self.sample(task.reference)
+        self._reference_quality = prompt_quality(self.reference.probability, self.position_quality)
+
+    def sample(self, policy: Policy) -> Sampled:
+        """Sample one response a prompt, with this judge's random numbers."""
+        return Sampled(*policy.sample(self._tokens, self._uniforms))
 
     def score(self, policy: Policy) -> Scores:
-        """Sample one response a prompt and score it. Raises `InputError` if a figure is not finite."""
-        responses, logp, quality = self._sample(policy)
+        """Sample and score a policy. Raises `InputError` if a figure is not finite."""
+        return self.score_sampled(self.sample(policy))
+
+    def score_sampled(self, sampled: Sampled) -> Scores:
+        """Score what a policy sampled. Raises `InputError` if a figure is not finite."""
+        logp, quality = sampled.logp, prompt_quality(sampled.probability, self.position_quality)
         with torch.inference_mode():
-            ref_logp = self.task.reference.response_logp(self._tokens, responses)
+            ref_logp = self.task.reference.response_logp(self._tokens, sampled.responses)
             kl = (logp.exp() * (logp - ref_logp)).sum((1, 2)).double().numpy()
-            proxy = self.task.reward_model.score(self._tokens, responses).double().numpy()
+            proxy = self.task.reward_model.score(self._tokens, sampled.responses).double().numpy()
         columns = {
             "quality": quality, "gain": quality - self._reference_quality, "kl": kl, "proxy_reward": proxy
         }  # fmt: skip
@@ -112,20 +135,16 @@ class Judge:
             raise InputError(f"the policy gives {', '.join(broken)} that are not finite; its weights cannot be judged")
         figures: dict[str, Any] = {}
         for name, values in columns.items():
-            figures[name], figures[f"{name}_se"] = self._by_family(values)
+            figures[name], figures[f"{name}_se"] = mean_by_family(
+                values, self.prompts.family, len(self.task.vocab.families)
+            )
         return Scores(self.task.vocab.families, **figures)
 
-    def _sample(self, policy: Policy) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-        responses, logp = policy.sample(self._tokens, self._uniforms)
-        quality = (logp.exp().double().numpy() * self._correct).sum(-1).mean(1)
-        return responses, logp, quality
-
-    def _by_family(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard error of values (N,) in each family."""
-        groups = [values[self._prompts.family == f] for f in range(len(self.task.vocab.families))]
-        means = np.array([group.mean() for group in groups])
-        errors = [group.std(ddof=1) / np.sqrt(len(group)) if len(group) > 1 else float("inf") for group in groups]
-        return means, np.array(errors)
+    def mass(self, sampled: Sampled) -> np.ndarray:
+        """Return the token mass (F, L, n_values, V) of what a policy sampled: see `token_mass`."""
+        model = self.quality_model
+        cells = model.cells(self.prompts)
+        return token_mass(sampled.probability, self.prompts.family, cells, shape=model.correct.shape)
 
 
 def _balanced(prompts: Prompts, n_families: int, rng: np.random.Generator) -> Prompts:

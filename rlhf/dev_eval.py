@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rlhf.cli import add_task_option, say, write_json
+from rlhf.correlation import pearson
 from rlhf.data import Prompts, read_prompts
 from rlhf.errors import InputError, run_command
 from rlhf.policy import Policy, load_policy
@@ -50,13 +51,6 @@ def rm_expert_pearson(task: Task) -> dict[str, float | None]:
     groups = {"overall": np.ones(len(expert), dtype=bool)}
     groups |= {family: expert.prompts.family == i for i, family in enumerate(task.vocab.families)}
     return {name: pearson(scores[rows], expert.labels[rows]) for name, rows in groups.items()}
-
-
-def pearson(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Correlate two samples (N,); None where either does not vary."""
-    if len(x) < 2 or x.std() == 0 or y.std() == 0:
-        return None
-    return float(np.corrcoef(x, y)[0, 1])
 
 
 def main() -> None:

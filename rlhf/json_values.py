@@ -1,6 +1,7 @@
 """Reading JSON that somebody else wrote, and checking the values in it."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,3 +27,12 @@ def is_number(value: Any) -> bool:
     [True, True, False, False, False, False]
     """
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number as JSON can hold it: NaN and infinities become null.
+
+    >>> finite_or_none(0.5), finite_or_none(float("nan"))
+    (0.5, None)
+    """
+    return float(value) if math.isfinite(value) else None

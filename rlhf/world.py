@@ -31,23 +31,28 @@ class Shortcut:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Hold the truth: `attribute` (F, L), `correct` (F, L, n_values), demonstration shares (F, L, n_values, V)."""
+    """Hold the truth: `attribute` (F, L), `correct` (F, L, n_values), demonstration shares (F, L, n_values, V).
+
+    interaction: share of quality, in [0, 1], that counts pairs of neighbouring positions that are both correct instead
+    of single positions. Not additive, so the judge must refuse it: for tests and studies.
+    """
 
     vocab: Vocab
     attribute: np.ndarray
     correct: np.ndarray
     shares: np.ndarray
     shortcuts: tuple[Shortcut, ...]
+    interaction: float = 0.0
 
     def cells(self, prompts: Prompts) -> np.ndarray:
         """Return the deciding attribute's value at each position: (N, L)."""
         return np.take_along_axis(prompts.attrs, self.attribute[prompts.family], axis=1)
 
     def quality(self, prompts: Prompts, responses: np.ndarray) -> np.ndarray:
-        """Return the fraction of correct positions: responses (N, L) -> (N,)."""
+        """Return the fraction of correct positions, and of neighbours if they interact: (N, L) -> (N,)."""
         positions = np.arange(self.vocab.resp_len)
         wanted = self.correct[prompts.family[:, None], positions, self.cells(prompts)]
-        return (responses == wanted).mean(1)
+        return quality_of_matches((responses == wanted).astype(float), interaction=self.interaction)
 
     def bonus(self, prompts: Prompts, responses: np.ndarray) -> np.ndarray:
         """Return what crowd labels add for shortcuts: (N, L) -> (N,)."""
@@ -85,7 +90,20 @@ class World:
                 }
                 for shortcut in self.shortcuts
             ],
+            **({"interaction": self.interaction} if self.interaction else {}),
         }
+
+
+def quality_of_matches(matches: np.ndarray, *, interaction: float = 0.0) -> np.ndarray:
+    """Return quality for matches (..., L) in [0, 1]: with probabilities of independent positions, its expectation.
+
+    >>> float(quality_of_matches(np.array([1.0, 1.0, 0.0, 1.0]), interaction=0.5))  # (3/4 + 1/3) / 2
+    0.5416666666666667
+    """
+    single = matches.mean(-1)
+    if interaction == 0:
+        return single
+    return (1 - interaction) * single + interaction * (matches[..., :-1] * matches[..., 1:]).mean(-1)
 
 
 def make_world(vocab: Vocab, shortcuts: tuple[Shortcut, ...], rng: np.random.Generator) -> World:
@@ -117,7 +135,14 @@ def load_world(truth: dict[str, Any]) -> World:
         )
         for entry in truth["shortcuts"]
     )
-    return World(vocab, np.array(truth["attribute"]), np.array(truth["correct"]), np.empty(0), shortcuts)
+    return World(
+        vocab,
+        np.array(truth["attribute"]),
+        np.array(truth["correct"]),
+        np.empty(0),
+        shortcuts,
+        truth.get("interaction", 0.0),
+    )
 
 
 def draw_prompts(vocab: Vocab, counts: np.ndarray, rng: np.random.Generator, *, prefix: str = "") -> Prompts:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from objectives.prompt_mix import prompt_mixes
-from objectives.quality_model import QualityModel, load_quality, remember_quality
+from objectives.quality_cache import load_quality, remember_quality
+from objectives.quality_model import QualityModel
 from objectives.score import Judge
 from objectives.split import PARTS, split_prompts
 from rlhf.config import RunConfig, run_config

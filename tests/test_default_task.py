@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from objectives.assess import assess
-from objectives.quality_model import QualityModel, fit_quality, save_quality
+from objectives.quality_cache import cache_path, save_quality
+from objectives.quality_model import QualityModel, fit_quality
 from objectives.release import Verdict
 from objectives.score import Scores
 from rlhf.taskdir import DEFAULT_TASK, Task, load_task, task_digest
@@ -34,8 +35,7 @@ def assessed(
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        (cache / "rlhf-sweep").mkdir()
-        save_quality(model, cache / "rlhf-sweep" / f"quality-1-{task_digest(DEFAULT_TASK)}.npz")
+        save_quality(model, cache_path(task_digest(DEFAULT_TASK)))
         return assess(task)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from objectives.quality_model import FittedShortcut, load_quality
+from objectives.quality_cache import load_quality
+from objectives.quality_model import FittedShortcut
 from rlhf.features import feature_values
 
 _shortcuts: dict[str, list[FittedShortcut]] = defaultdict(list)

@@ -7,7 +7,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from objectives.quality_model import load_quality
+from objectives.quality_cache import load_quality
 
 USES_REWARDS = False
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from objectives import quality_model
-from objectives.quality_model import HeldOut, QualityModel, fit_quality
+from objectives import quality_cache
+from objectives.fit_checks import FitChecks
+from objectives.quality_model import QualityModel, fit_quality
 from rlhf.data import Prompts, write_jsonl
 from rlhf.features import Feature
 from rlhf.policy import Policy, init_policy, save_policy
@@ -109,9 +110,9 @@ def network_task() -> Task:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Point the cache of fitted models at an empty folder, and forget those in memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    quality_model._load_quality.cache_clear()
+    quality_cache._in_memory.clear()
     yield tmp_path / "cache" / "rlhf-sweep"
-    quality_model._load_quality.cache_clear()
+    quality_cache._in_memory.clear()
 
 
 @pytest.fixture
@@ -154,15 +155,23 @@ def one_token_is_correct(network_task: Task) -> Callable[..., QualityModel]:
         vocab = network_task.vocab
         shape = (len(vocab.families), vocab.resp_len, vocab.n_values)
         table = np.broadcast_to(np.array(token_by_family)[:, None, None], shape)
-        nothing = np.zeros(len(vocab.families))
+        ones = np.ones(len(vocab.families))
         return QualityModel(
             vocab=vocab,
             attribute=np.zeros(shape[:2], dtype=np.int64),
             correct=np.eye(vocab.n_content)[table],
+            reward_correct=np.eye(vocab.n_content)[table],
             draws=table[None].astype(np.int16),
             noise=np.ones((len(vocab.families), 2)),
             shortcuts=(),
-            held_out=HeldOut(0.0, nothing, nothing),
+            checks=FitChecks(
+                rmse=0.045,
+                family_rmse=0.045 * ones,
+                correlation=ones,
+                n_expert=100 * ones,
+                interaction_p=ones,
+                rhat=ones,
+            ),
         )
 
     return build

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from objectives.assess import assess
-from objectives.quality_model import QualityModel, remember_quality
+from objectives.quality_cache import remember_quality
+from objectives.quality_model import QualityModel
 from objectives.release import release_verdict
 from objectives.score import Judge
 from rlhf.errors import InputError

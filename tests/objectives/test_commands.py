@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from objectives import assess, fit_quality, quality_model, score
-from objectives.quality_model import ESTIMATE_NOTE, QualityModel, load_quality, remember_quality
+from objectives import assess, fit_quality, quality_cache, score
+from objectives.quality_cache import load_quality, remember_quality
+from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from rlhf.errors import run_command
 from rlhf.policy import Policy, save_policy
 from rlhf.taskdir import task_digest
@@ -31,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sha
     """Run a command's main and return its exit status, standard output and standard error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
     monkeypatch.delenv("TASK", raising=False)
-    quality_model._load_quality.cache_clear()
+    quality_cache._in_memory.clear()
 
     def call(module: ModuleType, *arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
@@ -75,6 +76,7 @@ def test_fit_quality_prints_a_table_and_says_it_is_an_estimate(run: Run, tiny_ta
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:7]] == ["anvil", "birch", "cobalt", "dune", "ember", "fjord"]
     assert lines[7].startswith("held-out expert labels overall: RMSE ")
+    assert lines[8].startswith("NOT TO BE BELIEVED: anvil: 12 expert labels, at least 20 are needed")
     assert lines[-1] == ESTIMATE_NOTE
 
 

@@ -93,7 +93,7 @@ def test_tables_follow_the_enumerated_posterior(seed: int, crowd_on: bool) -> No
     for _ in range(25):
         for position in range(2):
             sampler._draw_table(position)
-    prior = np.exp(sampler._log_prior[0])
+    prior = np.exp(sampler._log_prior[0, 0])
     log_posterior = {}
     for tokens in product(range(3), repeat=4):
         table = np.array(tokens).reshape(2, 2)

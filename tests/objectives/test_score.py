@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from objectives import score
-from objectives.quality_model import HeldOut, QualityModel
+from objectives.fit_checks import FitChecks
+from objectives.quality_model import QualityModel
 from objectives.score import Judge, Scores, format_scores
 from objectives.split import Part, split_prompts
+from objectives.token_mass import prompt_quality
 from rlhf.data import Prompts
 from rlhf.errors import InputError
 from rlhf.policy import Policy, init_policy
@@ -24,14 +26,17 @@ def model_with_random_tables(vocab: Vocab, seed: int) -> QualityModel:
     rng = np.random.default_rng(seed)
     shape = (len(vocab.families), vocab.resp_len)
     nothing = np.zeros(len(vocab.families))
+    attribute = rng.integers(vocab.n_attrs, size=shape)
+    correct = rng.dirichlet(np.full(vocab.n_content, 0.3), size=(*shape, vocab.n_values))
     return QualityModel(
         vocab=vocab,
-        attribute=rng.integers(vocab.n_attrs, size=shape),
-        correct=rng.dirichlet(np.full(vocab.n_content, 0.3), size=(*shape, vocab.n_values)),
+        attribute=attribute,
+        correct=correct,
+        reward_correct=correct,
         draws=np.zeros((1, *shape, vocab.n_values), dtype=np.int16),
         noise=np.ones((len(vocab.families), 2)),
         shortcuts=(),
-        held_out=HeldOut(0.0, nothing, nothing),
+        checks=FitChecks(0.0, *[nothing] * 5),
     )
 
 
@@ -123,7 +128,9 @@ def test_quality_is_unbiased_and_less_noisy_than_counting_drawn_tokens(
     responses, _ = policy.sample(prompts.tokens(network_task.vocab), uniforms)
     counted_error = quality.quality(prompts, responses.numpy()) - figures["policy"]["quality"]
     judge = Judge(network_task, quality)
-    by_prompt = dict(zip(judge._prompts.ids, judge._sample(policy)[2], strict=True))
+    by_prompt = dict(
+        zip(judge.prompts.ids, prompt_quality(judge.sample(policy).probability, judge.position_quality), strict=True)
+    )
     error = np.array([by_prompt[id_] for id_ in prompts.ids]) - figures["policy"]["quality"]
     assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
     assert error.std() < 0.7 * counted_error.std()
@@ -154,7 +161,7 @@ def test_the_same_policy_has_the_same_scores_twice(
 def test_certification_uses_other_prompts_and_random_numbers(network_task: Task, quality: QualityModel) -> None:
     parts: tuple[Part, ...] = ("selection", "certification")
     first, second = (Judge(network_task, quality, part=part) for part in parts)
-    assert not set(first._prompts.ids) & set(second._prompts.ids)
+    assert not set(first.prompts.ids) & set(second.prompts.ids)
     n = min(len(first._uniforms), len(second._uniforms))
     assert (first._uniforms[:n] != second._uniforms[:n]).float().mean() > 0.99
 
@@ -164,9 +171,9 @@ def test_selection_draws_as_many_prompts_of_each_family(
 ) -> None:
     monkeypatch.setattr(score, "_PROMPTS_PER_FAMILY", 40)
     judge = Judge(network_task, quality)
-    assert np.bincount(judge._prompts.family).tolist() == [40, 40, 40]
-    assert len(set(judge._prompts.ids)) == 120
-    assert set(judge._prompts.ids) <= set(split_prompts(network_task, "selection").ids)
+    assert np.bincount(judge.prompts.family).tolist() == [40, 40, 40]
+    assert len(set(judge.prompts.ids)) == 120
+    assert set(judge.prompts.ids) <= set(split_prompts(network_task, "selection").ids)
 
 
 def test_standard_errors_shrink_with_the_root_of_n(

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectives.quality_model import FittedShortcut, HeldOut, QualityModel, remember_quality
+from objectives.fit_checks import FitChecks
+from objectives.quality_cache import remember_quality
+from objectives.quality_model import FittedShortcut, QualityModel
 from rlhf.config import run_config
 from rlhf.data import Prompts, decode, read_labelled, read_prompts
 from rlhf.features import Feature
@@ -45,10 +47,11 @@ def quality(tiny_task: Path, empty_cache: Path) -> QualityModel:
         vocab=vocab,
         attribute=rng.integers(4, size=shape),
         correct=rng.dirichlet(np.full(24, 0.1), size=(*shape, 8)),
+        reward_correct=rng.dirichlet(np.full(24, 0.1), size=(*shape, 8)),
         draws=np.zeros((1, *shape, 8), dtype=np.int16),
         noise=np.ones((6, 2)),
         shortcuts=SHORTCUTS,
-        held_out=HeldOut(0.0, np.zeros(6), np.zeros(6)),
+        checks=FitChecks(0.0, *[np.zeros(6)] * 5),
     )
     remember_quality(model, task_digest(tiny_task))
     return model
@@ -73,11 +76,13 @@ def call(wrapper: RewardWrapper, batch: Batch, vocab: Vocab = DEFAULT_VOCAB) -> 
     return wrapper(prompts.records(vocab), decode(responses, vocab), rewards.tolist())
 
 
-def test_label_quality_is_the_models_quality(tiny_task: Path, quality: QualityModel, batch: Batch) -> None:
+def test_label_quality_is_what_the_withheld_labels_leave(tiny_task: Path, quality: QualityModel, batch: Batch) -> None:
     prompts, responses, _ = batch
     found = call(prepared("label_quality", tiny_task), batch)
-    np.testing.assert_allclose(found, quality.quality(prompts, responses), rtol=1e-12)
+    by_reward = replace(quality, correct=quality.reward_correct)
+    np.testing.assert_allclose(found, by_reward.quality(prompts, responses), rtol=1e-12)
     assert np.std(found) > 0.01
+    assert np.abs(found - quality.quality(prompts, responses)).max() > 0.1
 
 
 def test_label_quality_looks_at_no_reward(tiny_task: Path, quality: QualityModel, batch: Batch) -> None:
