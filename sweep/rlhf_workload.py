@@ -17,15 +17,17 @@ from typing import Any
 
 import torch
 
+from objectives.certify import Certificate, certify
 from objectives.prompt_mix import prompt_mixes
 from objectives.quality_cache import load_quality, remember_quality
 from objectives.quality_model import QualityModel
+from objectives.release import MAX_WORST_FAMILY_HARM
 from objectives.score import Judge
 from objectives.split import PARTS, split_prompts
 from rlhf.config import RunConfig, run_config
 from rlhf.data import Prompts
 from rlhf.errors import InputError, raise_if_any
-from rlhf.policy import save_policy
+from rlhf.policy import load_policy, save_policy
 from rlhf.run import ReinforceRun, prompt_weights
 from rlhf.taskdir import Task, load_task, resolve_path, task_files
 from rlhf.wrappers import RewardWrapper, load_wrapper, wrapper_names
@@ -124,6 +126,25 @@ class RlhfWorkload:
             return load_wrapper(name, root)
         packed = root / _USER_WRAPPERS / _archive_name(name)
         return load_wrapper(str(packed), root, shown=self.wrapper_files[name])
+
+
+@dataclass(frozen=True, slots=True)
+class RlhfCertifier:
+    """Certify policies of one task."""
+
+    task: Task
+    quality: QualityModel
+
+    @classmethod
+    def open(cls, task_dir: Path) -> "RlhfCertifier":
+        task = load_task(task_dir)
+        return cls(task, load_quality(task.root))
+
+    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> Certificate:
+        return certify(
+            load_policy(files, self.task.vocab), self.task, self.quality,
+            selection_gain=selection_gain, n_finalists=n_finalists, max_harm=min(max_harm, MAX_WORST_FAMILY_HARM),
+        )  # fmt: skip
 
 
 class _RlhfTrial:

@@ -151,6 +151,7 @@ def _facts(options: SweepOptions, plan: Plan) -> dict[str, str]:
     return {
         "command": options.command,
         "space": options.space,
+        "workload": plan.space.workload,
         "task": str(options.task_dir),
         "task_digest": plan.workload.digest,
         "trials": str(plan.n_trials),

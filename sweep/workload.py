@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from objectives.certify import Certificate
 from rlhf.errors import InputError
 from search_spaces.space import SearchSpace
 
@@ -62,10 +63,28 @@ class Workload(Protocol):
         ...
 
 
+class Certifier(Protocol):
+    """Certify the files of one frozen checkpoint on data that no search has seen."""
+
+    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> Certificate: ...
+
+
+def open_certifier(name: str, task_dir: Path) -> Certifier:
+    """Make the certifier of a workload by name. Raises `InputError` for an unknown name or a bad task."""
+    from sweep.rlhf_workload import RlhfCertifier  # torch takes seconds to import
+
+    _require_known(name)
+    return RlhfCertifier.open(task_dir)
+
+
+def _require_known(name: str) -> None:
+    if name != DEFAULT_WORKLOAD:
+        raise InputError(f"workload must be {DEFAULT_WORKLOAD}, got {name!r}")
+
+
 def open_workload(name: str, task_dir: Path, space: SearchSpace | None) -> Workload:
     """Make a workload by name, without a space only to check the task. Raises `InputError` if it is bad."""
     from sweep.rlhf_workload import RlhfWorkload  # torch takes seconds to import
 
-    if name != DEFAULT_WORKLOAD:
-        raise InputError(f"workload must be {DEFAULT_WORKLOAD}, got {name!r}")
+    _require_known(name)
     return RlhfWorkload.open(task_dir, space)
