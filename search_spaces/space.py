@@ -43,6 +43,11 @@ class SearchSpace:
             for name, distribution in self.distributions.items()
             if distribution.single()
         ]
+        problems += [
+            f"the choices of {name} are single letters {distribution.choices!r}; a tuple of one text is ('text',)"
+            for name, distribution in self.distributions.items()
+            if isinstance(distribution, CategoricalDistribution) and _are_letters(distribution.choices)
+        ]
         if not self.distributions:
             problems.append("distributions is empty; a sweep needs at least one setting to vary")
         problems += [
@@ -121,6 +126,10 @@ class SearchSpace:
         """
         every = -(-self.max_steps // self.rungs)
         return [*range(every, steps, every), steps]
+
+
+def _are_letters(choices: tuple[Any, ...]) -> bool:
+    return len(choices) > 2 and all(isinstance(choice, str) and len(choice) == 1 for choice in choices)
 
 
 def _ends(distribution: BaseDistribution) -> list[Any]:

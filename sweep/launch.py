@@ -39,24 +39,29 @@ def main() -> int:
         command=shlex.join(["python", "-m", "sweep.launch", *sys.argv[1:]]),
     )
     say(f"sweep {options.name}: reading {options.task_dir}, fitting its label quality model")
-    from rich.console import Console
-
+    from sweep.candidate import ranked
     from sweep.run import plan_sweep, run_sweep  # ray, mlflow and torch take seconds to import
-    from sweep.summary import print_front
+    from sweep.summary import print_front, wide_console
     from sweep.tracking import FINISHED, Ledger
 
     plan = plan_sweep(options)
+    for warning in plan.workload.warnings():
+        say(f"warning: {warning}")
     say(f"{plan.n_trials} trials of up to {plan.space.max_steps} steps; record: {options.tracking_uri}")
     sweep = run_sweep(options, plan)
     ledger = Ledger(options.tracking_uri)
     candidates = ledger.candidates(sweep)
-    print_front(candidates, max_harm=options.max_harm, console=Console(stderr=True))
+    print_front(candidates, max_harm=options.max_harm, console=wide_console())
     if sweep.status != FINISHED:
         say(f"sweep {sweep.name}: {sweep.status}; what was judged so far is recorded")
         return EXIT_INTERRUPTED
     if not candidates:
         say(f"sweep {sweep.name}: no trial gave a candidate; see python -m sweep.status --name {sweep.name}")
         return EXIT_FAILED
+    if not ranked(candidates, prefer="quality", max_harm=options.max_harm):
+        say(f"sweep {sweep.name}: {sweep.status}. Nothing meets the release rule yet: try other prompt mixes or reward")
+        say("wrappers (debias, label_quality), or more steps where gains are small; sweep.pick shows the nearest")
+        return 0
     say(f"sweep {sweep.name}: {sweep.status}. Next: python -m sweep.pick --name {sweep.name}, or python -m sweep.ui")
     return 0
 

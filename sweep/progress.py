@@ -81,7 +81,7 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table(title=f"{self._name}   {self._clock()}", title_justify="left", caption=self.summary(),
-                      caption_justify="left", box=None, pad_edge=False, expand=False)  # fmt: skip
+                      caption_justify="left", box=None, pad_edge=False, expand=True)  # fmt: skip
         for heading in ("trial", "step", "quality", "worst gain", "KL", "settings"):
             table.add_column(heading, justify="left" if heading == "settings" else "right", overflow="ellipsis")
         for number, running in sorted(self._running.copy().items()):

@@ -44,6 +44,14 @@ _USER_WRAPPERS = "user_wrappers"  # folder in the archive for wrappers that are 
 _CHECKED_ROWS = 8
 
 
+def read_task(task_dir: Path) -> Task:
+    """Read a task and check that every part of its prompts can be used. Raises `InputError`."""
+    task = load_task(task_dir)
+    for part in PARTS:
+        split_prompts(task, part)  # raises if a part lacks a family
+    return task
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RlhfWorkload:
     """Carry a task to the workers. Plain data; what it opens lives in each worker's process.
@@ -58,14 +66,12 @@ class RlhfWorkload:
     digest: str
 
     @classmethod
-    def open(cls, task_dir: Path, space: SearchSpace | None) -> "RlhfWorkload":
+    def open(cls, task_dir: Path, space: SearchSpace) -> "RlhfWorkload":
         """Read and check a task and pack it, with the space's wrapper files. Raises `InputError`."""
-        task = load_task(task_dir)
-        for part in PARTS:
-            split_prompts(task, part)  # raises if a part lacks a family
+        task = read_task(task_dir)
         quality = load_quality(task.root)
         reference = Judge(task, quality).score(task.reference)
-        wrappers = _user_wrappers(space, task) if space else {}
+        wrappers = _user_wrappers(space, task)
         mixes = prompt_mixes(task, reference.quality)
         return cls(
             _pack(task, wrappers), quality, mixes, {name: str(path) for name, path in wrappers.items()}, task.digest
@@ -91,6 +97,10 @@ class RlhfWorkload:
             for params in space.corners():
                 found += _problems(self._try_config, params, space.name)
         raise_if_any(list(dict.fromkeys(found)))
+
+    def warnings(self) -> tuple[str, ...]:
+        refusals = self.quality.checks.refusals(self.quality.vocab.families)
+        return tuple(f"nothing can be certified: {refusal}" for refusal in refusals)
 
     def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         return {**self._run_config(params, seed=seed, source="trial").to_json(), PROMPT_MIX: params.get(PROMPT_MIX)}

@@ -25,7 +25,7 @@ from sweep.spaces import load_space
 from sweep.store import is_checkout, project_folder, runs_folder
 from sweep.summary import write_summary
 from sweep.tracking import FAILED, FINISHED, KILLED, Ledger, SweepRecord, open_ledger
-from sweep.workload import DEFAULT_WORKLOAD, Workload, open_workload
+from sweep.workload import DEFAULT_WORKLOAD, Workload, check_task, open_workload
 
 SPACE_FILE = "space.json"  # artifact of the parent run: the space as searched
 _RECORDED_PACKAGES = ("ray", "optuna", "mlflow", "torch", "numpy")
@@ -44,22 +44,19 @@ def plan_sweep(options: SweepOptions) -> Plan:
     """Check name, space, task, settings and places together. Raises one `InputError` with all problems."""
     problems: list[str] = []
     space: SearchSpace | None = None
-    workload: Workload | None = None
     with _collect(problems):
         if options.name in [sweep.name for sweep in Ledger(options.tracking_uri).sweeps()]:
             problems.append(f"--name {options.name}: a sweep of that name is recorded; choose another")
     with _collect(problems):
         space = load_space(options.space, max_steps=options.max_steps)
     with _collect(problems):
-        workload = open_workload(space.workload if space else DEFAULT_WORKLOAD, options.task_dir, space)
-    with _collect(problems):
-        if workload and space:
-            workload.check(space)
+        check_task(space.workload if space else DEFAULT_WORKLOAD, options.task_dir)
     with _collect(problems):
         check_cpus(address=options.address, concurrency=options.concurrency)
-    raise_if_any(problems)
+    raise_if_any(problems)  # what is cheap to find is found before the labels are fitted
     assert space is not None
-    assert workload is not None
+    workload = open_workload(space.workload, options.task_dir, space)
+    workload.check(space)
     return Plan(space, workload, options.trials or space.trials)
 
 

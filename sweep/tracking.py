@@ -109,8 +109,10 @@ class Ledger:
         for sweep in sweeps:
             if sweep.name == name:
                 return sweep
-        known = ", ".join(sweep.name for sweep in sweeps) or "none"
-        raise InputError(f"no sweep {name or 'at all'} in {self.uri}; recorded sweeps: {known}")
+        if not sweeps:
+            raise InputError(f"{self.uri} holds no sweep yet; run one first: python -m sweep.launch --space kl_mix")
+        known = ", ".join(sweep.name for sweep in sweeps)
+        raise InputError(f"no sweep {name} in {self.uri}; recorded sweeps: {known}")
 
     def trials(self, sweep: SweepRecord) -> list[TrialRecord]:
         runs = _all_pages(

@@ -54,6 +54,10 @@ class Workload(Protocol):
         """Raise `InputError` with every setting of the space that this workload cannot use."""
         ...
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a user should know before the first trial, such as why nothing could be certified."""
+        ...
+
     def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         """Resolve a trial's parameters to the full configuration, as it is recorded."""
         ...
@@ -82,8 +86,16 @@ def _require_known(name: str) -> None:
         raise InputError(f"workload must be {DEFAULT_WORKLOAD}, got {name!r}")
 
 
-def open_workload(name: str, task_dir: Path, space: SearchSpace | None) -> Workload:
-    """Make a workload by name, without a space only to check the task. Raises `InputError` if it is bad."""
+def check_task(name: str, task_dir: Path) -> None:
+    """Raise `InputError` with everything wrong with a task that can be found by reading it."""
+    from sweep.rlhf_workload import read_task  # torch takes seconds to import
+
+    _require_known(name)
+    read_task(task_dir)
+
+
+def open_workload(name: str, task_dir: Path, space: SearchSpace) -> Workload:
+    """Make a workload by name. Raises `InputError` for an unknown name or a bad task."""
     from sweep.rlhf_workload import RlhfWorkload  # torch takes seconds to import
 
     _require_known(name)

@@ -226,6 +226,6 @@ def test_name_that_exists(first_sweep, monkeypatch, capsys) -> None:
 
 
 def test_commands_without_a_sweep(refuse) -> None:
-    assert "recorded sweeps: none" in refuse(sweep.pick)
-    assert "recorded sweeps: none" in refuse(sweep.status, "--name", "absent")
+    assert "holds no sweep yet; run one first" in refuse(sweep.pick)
+    assert "holds no sweep yet; run one first" in refuse(sweep.status, "--name", "absent")
     assert "no record yet; run a sweep first" in refuse(sweep.ui)
