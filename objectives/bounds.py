@@ -13,6 +13,7 @@ from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
 TAIL = 0.025
+_NO_NOISE = 1e-9  # an sd below this is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,18 @@ def mixture_quantile(centres: np.ndarray, sd: float, level: float) -> float:
     """
     if np.isnan(centres).any() or np.isnan(sd):
         return float("nan")
-    if sd == 0:
+    if sd < _NO_NOISE:
         return float(np.quantile(centres, level, method="inverted_cdf"))
-    low, high = centres.min() + sd * ndtri(level), centres.max() + sd * ndtri(level)
-    if not low < high:  # all centres alike, or an infinite sd
-        return float(low)
+    if np.isinf(sd):
+        return float(np.copysign(sd, ndtri(level)))
+    low, high = centres.min() + sd * (ndtri(level) - 1), centres.max() + sd * (ndtri(level) + 1)
     return float(brentq(lambda x: ndtr((x - centres) / sd).mean() - level, low, high, xtol=1e-12))
 
 
 def _no_gain_probability(draws: np.ndarray, standard_error: np.ndarray) -> np.ndarray:
-    """Return the posterior probability that a family's gain is not above 0: (F,)."""
-    sd = np.maximum(standard_error, 1e-12)
-    return ndtr(-draws / sd).mean(0)
+    """Return the posterior probability that a family's gain is not above 0: (F,); 1 if it is not a number.
+
+    Holm's procedure of statsmodels takes NaN for the smallest p-value.
+    """
+    probability = ndtr(-draws / np.maximum(standard_error, _NO_NOISE)).mean(0)
+    return np.where(np.isnan(probability), 1.0, probability)

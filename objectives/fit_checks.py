@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from arviz_stats.base.array import array_stats
+from scipy.stats import combine_pvalues  # type: ignore[import-untyped]
 
 from objectives.label_gibbs import LabelRows
 from rlhf.correlation import pearson
@@ -55,6 +56,12 @@ class FitChecks:
                 )
             if not self.rhat[f] <= MAX_RHAT:
                 reasons.append(f"{name}: the chains have not converged (R-hat {self.rhat[f]:.3f} above {MAX_RHAT})")
+        together = combine_pvalues(self.interaction_p).pvalue  # Fisher: a weak interaction in every family
+        if together < MIN_INTERACTION_P:
+            reasons.append(
+                f"all families together: positions interact (p = {together:.2g}); an additive quality does not explain "
+                "the expert labels"
+            )
         return tuple(reasons)
 
 
@@ -87,22 +94,30 @@ def check_fit(
 def interaction_p_value(residuals: np.ndarray, matches: np.ndarray, *, rng: np.random.Generator) -> float:
     """Test whether residuals (n,) go with products of match probabilities (L, n): a permutation p-value.
 
-    The statistic is the largest absolute correlation over all pairs of positions and their sum: a few strong pairs and
-    a weak interaction of all of them are both seen. Under an additive quality residuals are exchangeable.
+    Four statistics of the correlations with all pairs of positions look for one strong pair, for many, for all alike
+    and for neighbours; the most surprising counts. Under an additive quality residuals are exchangeable.
     """
     if len(residuals) < 3 or len(matches) < 2:
         return 1.0
     centred = matches - matches.mean(1, keepdims=True)
     first, second = np.triu_indices(len(matches), 1)
     products = centred[first] * centred[second]
-    products = np.concatenate([products, products.sum(0, keepdims=True)])
-    products -= products.mean(1, keepdims=True)
-    norms = np.sqrt((products**2).sum(1, keepdims=True))
-    products = np.divide(products, norms, out=np.zeros_like(products), where=norms > 1e-9)
+    sums = np.stack([products.sum(0), products[second == first + 1].sum(0)])
+    directions = np.concatenate([_unit_rows(products), _unit_rows(sums)]).T
     permuted = rng.permuted(np.tile(residuals, (_PERMUTATIONS, 1)), axis=1)
-    observed = np.abs(products @ residuals).max()
-    chance = np.abs(permuted @ products.T).max(1)
-    return float((1 + (chance >= observed).sum()) / (1 + _PERMUTATIONS))
+    pairs, together = np.split(np.concatenate([residuals[None], permuted]) @ directions, [len(first)], axis=1)
+    statistics = np.column_stack([np.abs(pairs).max(1), (pairs**2).sum(1), np.abs(together)])
+    chance = statistics[1:]
+    surprise = (statistics - chance.mean(0)) / np.maximum(chance.std(0), 1e-300)
+    largest = surprise.max(1)
+    return float((1 + (largest[1:] >= largest[0]).sum()) / (1 + _PERMUTATIONS))
+
+
+def _unit_rows(values: np.ndarray) -> np.ndarray:
+    """Centre and scale rows (K, n) to length 1; rows that do not vary become 0."""
+    centred = values - values.mean(1, keepdims=True)
+    norms = np.sqrt((centred**2).sum(1, keepdims=True))
+    return np.divide(centred, norms, out=np.zeros_like(centred), where=norms > 1e-9)
 
 
 def _correlation(labels: np.ndarray, predicted: np.ndarray) -> float:

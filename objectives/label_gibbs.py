@@ -171,7 +171,7 @@ class LabelSampler:
         ]
         both = (slot * n_tokens + tokens[0]) * n_tokens + tokens[1]
         overlap = _scatter(both, weight / length**2, (n_chains, n_pairs, n_values, n_tokens, n_tokens))
-        drawn_first = _gumbel_argmax(single[0] + _log_sum_second(single[1], overlap), self._rng)
+        drawn_first = _gumbel_argmax(single[0] + _log_sum_second(single[1], overlap, both), self._rng)
         given = single[1] - np.take_along_axis(overlap, drawn_first[..., None, None], axis=-2)[..., 0, :]
         self.state.table[:, families, first] = drawn_first
         self.state.table[:, families, second] = _gumbel_argmax(given, self._rng)
@@ -320,15 +320,14 @@ def _pairs_of_one_attribute(cells: np.ndarray) -> list[tuple[int, int]]:
     return [(p, q) for p, q in combinations(range(len(cells)), 2) if (cells[p] == cells[q]).all()]
 
 
-def _log_sum_second(single: np.ndarray, overlap: np.ndarray) -> np.ndarray:
+def _log_sum_second(single: np.ndarray, overlap: np.ndarray, shared: np.ndarray) -> np.ndarray:
     """Return log sum over u of exp(single[..., u] - overlap[..., t, u]): single (..., V), overlap (..., V, V) >= 0.
 
-    Few token pairs share a row, so nearly all of `overlap` is 0 and its exponential need not be computed.
+    shared: flat indices where overlap may not be 0. Few token pairs share a row, so that spares most exponentials.
     """
     peak = single.max(-1, keepdims=True)
     kept = np.ones_like(overlap)
-    shared = np.flatnonzero(overlap)
-    kept.ravel()[shared] = np.exp(-overlap.ravel()[shared])
+    kept.ravel()[shared.ravel()] = np.exp(-overlap.ravel()[shared.ravel()])
     total = (kept @ np.exp(single - peak)[..., None])[..., 0]
     return peak + np.log(np.maximum(total, 1e-300))
 

@@ -75,8 +75,12 @@ def study(scenario: Scenario, n_worlds: int) -> dict[str, float | dict[str, floa
             rng = np.random.default_rng([world_seed, label_seed, scenario.n_expert])
             model = fit(world, scenario, rng)
             models.append((model, world))
+            prompts = draw_prompts(VOCAB, np.full(len(VOCAB.families), CERTIFICATION_PROMPTS), rng)
+            reference = mass_and_quality(world.shares, prompts, model)
             for name, policy in policies(world, model, harmed=label_seed % len(VOCAB.families)).items():
-                outcomes[name].append(judge(world, policy, model, rng))
+                certificate = certify_table(mass_and_quality(policy, prompts, model), reference, prompts, model)
+                truth = true_quality(world, policy) - true_quality(world, world.shares)
+                outcomes[name].append(Outcome(certificate, truth))
         print(f"{scenario.name}: world {world_seed}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return summarise(models, outcomes)
 
@@ -143,16 +147,15 @@ def true_quality(world: World, policy: np.ndarray) -> np.ndarray:
     )
 
 
-def judge(world: World, policy: np.ndarray, model: QualityModel, rng: np.random.Generator) -> Outcome:
-    """Certify a policy on fresh prompts, with the functions that certify a checkpoint."""
-    n_families = len(VOCAB.families)
-    prompts = draw_prompts(VOCAB, np.full(n_families, CERTIFICATION_PROMPTS), rng)
-    (checkpoint, checkpoint_quality), (reference, reference_quality) = (
-        mass_and_quality(table, prompts, model) for table in (policy, world.shares)
-    )
-    gain_se = mean_by_family(checkpoint_quality - reference_quality, prompts.family, n_families)[1]
-    truth = true_quality(world, policy) - true_quality(world, world.shares)
-    return Outcome(certify_mass(checkpoint, reference, gain_se, model), truth)
+def certify_table(
+    checkpoint: tuple[np.ndarray, np.ndarray],
+    reference: tuple[np.ndarray, np.ndarray],
+    prompts: Prompts,
+    model: QualityModel,
+) -> Certificate:
+    """Certify by token masses and prompt qualities, with the functions that certify a checkpoint."""
+    gain_se = mean_by_family(checkpoint[1] - reference[1], prompts.family, len(VOCAB.families))[1]
+    return certify_mass(checkpoint[0], reference[0], gain_se, model)
 
 
 def mass_and_quality(policy: np.ndarray, prompts: Prompts, model: QualityModel) -> tuple[np.ndarray, np.ndarray]:
@@ -211,10 +214,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     n = 2 if args.quick else args.label_sets
-    few, sizes = max(2, n // 8), (args.expert, args.crowd)
+    few, sizes = max(2, n // 20), (args.expert, args.crowd)
     scenarios = [
         Scenario(f"{args.expert}+{args.crowd}", n, *sizes),
-        Scenario("25+50", max(2, n // 2), 25, 50),
+        Scenario("25+50", max(2, n // 4), 25, 50),
         Scenario("shuffled", few, *sizes, shuffled=True),
         Scenario("interacting", few, *sizes, interaction=0.5),
     ]
@@ -228,7 +231,8 @@ def main() -> None:
     print(
         "balanced, family: how often the lower bound of the gain lies below the truth (nominal 97.5%); width: median\n"
         "of truth minus bound. harmful: policies judged whose true harm is above 0.03; passed: certified among them;\n"
-        f"good passed: certified among the others. {args.worlds} worlds, {time.monotonic() - started:.0f} s."
+        f"good passed: certified among the others. {args.worlds} worlds, "
+        f"{time.process_time():.0f} s of one core ({time.monotonic() - started:.0f} s on the clock)."
     )
     print(json.dumps(results))
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from objectives.assess import assess
+from objectives.certify import certify
+from objectives.limit import position_dependence, task_limit
 from objectives.quality_cache import cache_path, save_quality
 from objectives.quality_model import QualityModel, fit_quality
 from objectives.release import Verdict
-from objectives.score import Scores
+from objectives.score import Judge, Scores
+from rlhf.policy import load_policy
 from rlhf.taskdir import DEFAULT_TASK, Task, load_task, task_digest
 from rlhf.world import load_world
 
@@ -82,6 +85,42 @@ def test_judge_finds_every_cell_and_both_shortcuts(model) -> None:
     assert (model.correct.argmax(-1) == truth.correct).mean() >= 0.995
     found = {(model.vocab.families[s.family], s.feature.label(model.vocab)): s.size for s in model.shortcuts}
     assert found == {("dune", "pa"): pytest.approx(1.5, abs=0.05), ("ember", "he"): pytest.approx(0.44, abs=0.05)}
+
+
+def test_the_fit_is_believed(task, model) -> None:
+    assert model.checks.refusals(task.vocab.families) == ()
+
+
+def test_scores_are_sharp(assessed) -> None:
+    """Issue: a standard error of balanced quality of at most 0.002."""
+    for name, (scores, _) in assessed.items():
+        assert scores.metrics()["balanced_quality_se"] <= 0.002, name
+
+
+def test_certificates_agree_with_the_release_rule(task, model) -> None:
+    """The one earlier run that may ship is certified; one that harms dune is not, and says so."""
+    good, bad = (
+        certify(load_policy(DEFAULT_TASK / "runs" / name, task.vocab), task, model)
+        for name in ("fourfam-s800", "default-s800")
+    )
+    assert good.reasons == ()
+    assert good.bounds.balanced > 0.09
+    assert good.bounds.harm < 0.03
+    assert good.balanced_gain - good.bounds.balanced < 0.02
+    assert [reason.split(":")[0] for reason in bad.reasons] == ["dune"]
+
+
+def test_no_earlier_run_is_above_the_limit(task, model, assessed) -> None:
+    judge = Judge(task, model)
+    limit = task_limit(judge)
+    for name, (scores, _) in assessed.items():
+        assert scores.balanced_quality < limit.at(scores.balanced_kl), name
+
+
+def test_positions_of_the_reference_are_nearly_independent(task) -> None:
+    """What the limit assumes: 0.20 nats of total correlation a response were measured, 0.025 a position."""
+    tokens = task.dev_prompts.tokens(task.vocab)[::40]
+    assert position_dependence(task.reference, tokens, n_samples=16, seed=0).mean() < 0.3
 
 
 def test_files_are_those_the_manifest_names() -> None:

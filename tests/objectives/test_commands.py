@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from objectives import assess, fit_quality, quality_cache, score
+from objectives import assess, certify, fit_quality, quality_cache, score
 from objectives.quality_cache import load_quality, remember_quality
 from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from rlhf.errors import run_command
@@ -141,8 +141,9 @@ def test_assess_prints_a_line_a_run_with_verdict_and_reason(
     assert note == ESTIMATE_NOTE
 
 
-def test_a_missing_policy_ends_with_status_2(run: Run, tiny_task: Path, tmp_path: Path) -> None:
-    status, out, err = run(score, "--policy", tmp_path / "nowhere", "--task", tiny_task, "--json")
+@pytest.mark.parametrize("module", [score, certify])
+def test_a_missing_policy_ends_with_status_2(module: ModuleType, run: Run, tiny_task: Path, tmp_path: Path) -> None:
+    status, out, err = run(module, "--policy", tmp_path / "nowhere", "--task", tiny_task, "--json")
     assert (status, out) == (2, "")
     assert err.startswith(f"error: {tmp_path / 'nowhere'}")
     assert "Traceback" not in err
@@ -165,9 +166,48 @@ def test_missing_runs_end_with_status_2(run: Run, tiny_task: Path) -> None:
     assert err == f"error: {tiny_task / 'runs'}: holds no run to assess\n"
 
 
-@pytest.mark.parametrize("module", [fit_quality, assess, score])
+@pytest.fixture
+def certified_folder(
+    task_folder: Path, one_token_policy: Callable[[int], Policy], one_token_is_correct: Callable[..., QualityModel]
+) -> Path:
+    """A task whose fit is believed, token 1 correct everywhere, with a good and a bad run."""
+    remember_quality(one_token_is_correct(1, 1, 1), task_digest(task_folder))
+    save_policy(one_token_policy(0), task_folder / "runs/bad")
+    save_policy(one_token_policy(1), task_folder / "runs/good")
+    return task_folder
+
+
+def test_certify_ends_with_status_0_and_one_document(run: Run, certified_folder: Path) -> None:
+    policy = certified_folder / "runs/good"
+    status, out, err = run(certify, "--policy", policy, "--task", certified_folder, "--json")
+    document = one_document(out)
+    assert status == 0
+    assert err.startswith("certifying ")
+    assert document["policy"] == str(policy)
+    assert document["certified"] is True
+    assert document["reasons"] == []
+    assert document["improved_families"] == ["ash", "oak", "elm"]
+    assert abs(document["optimism"]) < 0.05
+    assert document["balanced_gain_lower"] < document["balanced_gain"]
+
+
+def test_certify_ends_with_status_3_and_the_reasons(run: Run, certified_folder: Path) -> None:
+    status, out, err = run(certify, "--policy", certified_folder / "runs/bad", "--task", certified_folder, "--quiet")
+    assert (status, err) == (3, "")
+    reasons = [line for line in out.splitlines() if line.startswith("NOT CERTIFIED: ")]
+    assert [reason.split()[2] for reason in reasons] == ["balanced", "ash:", "oak:", "elm:"]
+    assert out.splitlines()[-1] == ESTIMATE_NOTE
+
+
+def test_certify_refuses_a_fit_of_too_few_labels(run: Run, tiny_task: Path) -> None:
+    status, out, _ = run(certify, "--policy", tiny_task / "policy", "--task", tiny_task, "--json", "--quiet")
+    assert status == 3
+    assert "anvil: 12 expert labels, at least 20 are needed" in one_document(out)["reasons"]
+
+
+@pytest.mark.parametrize("module", [fit_quality, assess, score, certify])
 def test_a_missing_task_ends_with_status_2(module: ModuleType, run: Run, tmp_path: Path) -> None:
-    policy = ["--policy", tmp_path] if module is score else []
+    policy = ["--policy", tmp_path] if module in (score, certify) else []
     status, out, err = run(module, *policy, "--task", tmp_path / "nowhere", "--json")
     assert (status, out) == (2, "")
     assert f"{tmp_path / 'nowhere'}: no such task directory; give one with --task DIR or TASK" in err

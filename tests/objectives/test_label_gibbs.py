@@ -339,3 +339,62 @@ def test_label_noise_is_learnt_so_that_bad_crowd_labels_do_no_harm(
     assert (result["correct"].argmax(-1) == world.correct).mean() >= 0.95
     assert result["sd"][:, CROWD].min() > 1.5
     assert result["sd"][:, EXPERT].max() < 0.07
+
+
+def test_rank_weights_follow_their_enumerated_posterior() -> None:
+    """Three tokens: the weights of the second and third rank on a grid; no token has a fourth rank, so its is prior."""
+    sampler = tiny_sampler(6)
+    table = same_table(sampler)
+    prior = np.exp(sampler._ranks._log_prior[0])
+    by_rank = np.sort(prior, -1)[..., ::-1]
+    chosen = np.array([
+        [(prior[p, v] > prior[p, v, table[p, v]]).sum() for v in range(2)] for p in range(2)
+    ])  # fmt: skip
+    grid = np.linspace(-9, 9, 361)
+    second, third = np.meshgrid(grid, grid, indexing="ij")
+    weights = np.stack([np.zeros_like(second), second, third])
+    log_density = -(second**2 + third**2) / (2 * 2.0**2)
+    for p, v in product(range(2), repeat=2):
+        normaliser = np.log(np.einsum("r,rij->ij", by_rank[p, v], np.exp(weights)))
+        log_density += weights[chosen[p, v]] - normaliser
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    for _ in range(40):
+        sampler._draw_rank_weight()
+    drawn = sampler.state.rank_weight[:, 0]
+    assert not drawn[:, 0].any()
+    for rank, values in ((1, second), (2, third)):
+        mean = (density * values).sum()
+        sd = np.sqrt((density * (values - mean) ** 2).sum())
+        assert abs(drawn[:, rank].mean() - mean) < 5 * sd / np.sqrt(N_CHAINS)
+        assert drawn[:, rank].std() == pytest.approx(sd, rel=0.05)
+    assert drawn[:, 3].std() == pytest.approx(2.0, rel=0.06)
+
+
+def test_rank_weights_change_the_prior_of_their_rank() -> None:
+    sampler = tiny_sampler(7)
+    sampler._draw_rank_weight()
+    prior, weight = sampler._ranks._log_prior[0], sampler.state.rank_weight[:, 0]
+    rank = (-prior).argsort(-1).argsort(-1)
+    np.testing.assert_allclose(sampler._log_prior[:, 0], prior + weight[:, rank], rtol=1e-12)
+
+
+def test_third_choices_that_are_never_correct_are_learnt(small_task: Callable[..., tuple[World, Task]]) -> None:
+    world, task = small_task(seed=48, n_expert=40, n_crowd=40)
+    log_prior = np.log(world.shares)
+    third = np.argsort(-log_prior, -1)[..., 2:3]
+    result = posterior(small_rows(task, world), log_prior)
+    assert np.take_along_axis(result["correct"], third, -1).mean() < 0.1  # the reference says 0.2
+
+
+def test_duplicated_rows_sharpen_what_single_rows_say(small_task: Callable[..., tuple[World, Task]]) -> None:
+    world, task = small_task(Shortcut(0, Feature("token", (2,)), 0.5), seed=49, n_expert=40, n_crowd=80)
+    twice = replace(
+        task, expert=task.expert[np.repeat(np.arange(80), 2)], crowd=task.crowd[np.repeat(np.arange(160), 2)]
+    )  # fmt: skip
+    first, second = (posterior(small_rows(given, world), np.log(world.shares)) for given in (task, twice))
+    assert second["correct"].max(-1).mean() >= first["correct"].max(-1).mean()
+    agreed = first["correct"].max(-1) > 0.95
+    assert (first["correct"].argmax(-1) == second["correct"].argmax(-1))[agreed].mean() > 0.98
+    np.testing.assert_allclose(second["offsets"], first["offsets"], atol=0.05)
+    np.testing.assert_allclose(second["sizes"], first["sizes"], atol=0.06)

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,19 @@ def test_the_correct_response_has_quality_one_and_any_other_less() -> None:
     assert (world.quality(prompts, best) == 1).all()
     best[:, 0] = (best[:, 0] + 1) % VOCAB.n_content
     assert world.quality(prompts, best) == pytest.approx(2 / 3)
+
+
+def test_neighbours_that_interact_count_only_if_both_are_correct() -> None:
+    world = replace(built(), interaction=0.5)
+    prompts, _ = rows(world, 8)
+    best = world.correct[prompts.family[:, None], np.arange(3), world.cells(prompts)]
+    assert (world.quality(prompts, best) == 1).all()
+    best[:, 0] = (best[:, 0] + 1) % VOCAB.n_content
+    assert world.quality(prompts, best) == pytest.approx((2 / 3 + 1 / 2) / 2)  # one of two pairs is left
+    best[:, 2] = (best[:, 2] + 1) % VOCAB.n_content
+    assert world.quality(prompts, best) == pytest.approx((1 / 3 + 0) / 2)
+    assert load_world(json.loads(json.dumps(world.to_json()))).interaction == 0.5
+    assert "interaction" not in built().to_json()
 
 
 def test_labels_are_quality_plus_noise_and_only_crowds_pay_for_shortcuts() -> None:
