@@ -58,7 +58,7 @@ def print_front(candidates: Sequence[Candidate], *, max_harm: float, console: Co
         table.add_row(str(c.trial), str(c.step), *figures, settings)
     console.print(table)
     console.print(
-        f"Quality and gain are balanced over families; the reference's quality is {best[0].quality - best[0].gain:.3f}. "
+        f"Quality and gain are balanced over families; the reference has {best[0].quality - best[0].gain:.3f}. "
         f"To ship, a gain of {MIN_BALANCED_GAIN:+.2f} is needed too.",
         highlight=False,
     )
