@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlhf.cli import add_task_option, say, write_json
+from rlhf.cli import add_seed_option, add_task_option, say, write_json
 from rlhf.data import Prompts, Record, decode, write_jsonl
 from rlhf.errors import InputError, run_command
 from rlhf.policy import Policy, load_policy
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--policy", required=True, type=Path, help="policy folder")
     parser.add_argument("--n", type=int, default=32, help="responses to choose from")
     parser.add_argument("--limit", type=int, default=300, help="how many dev prompts")
-    parser.add_argument("--seed", type=int, default=0)
+    add_seed_option(parser)
     parser.add_argument("--out", type=Path, help="write the kept responses here, as JSON lines")
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     add_task_option(parser)

@@ -13,6 +13,17 @@ def add_task_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="DIR", help=f"task directory (default: ${TASK_VARIABLE}, then the built-in)")
 
 
+def add_seed_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=_seed, default=0, help="decides all random numbers (default: 0)")
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < 2**31:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {2**31 - 1}, got {seed}")
+    return seed
+
+
 def say(message: str, *, quiet: bool = False) -> None:
     """Print progress on standard error, so that standard output holds only the answer."""
     if not quiet:

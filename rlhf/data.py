@@ -127,7 +127,7 @@ def _responses(rows: list[Record], vocab: Vocab) -> np.ndarray:
 
 def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list[Record]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     rows: list[Record] = []

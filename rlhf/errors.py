@@ -46,6 +46,9 @@ def run_command(main: Callable[[], int | None]) -> None:
         if len(error.problems) > len(shown):
             print(f"error: ... and {len(error.problems) - len(shown)} more problems", file=sys.stderr)
         status = EXIT_BAD_INPUT
+    except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+        print(f"error: {error.filename}: {error.strerror}; give another place", file=sys.stderr)
+        status = EXIT_BAD_INPUT
     except SweepError as error:
         print(f"error: {error}", file=sys.stderr)
         status = EXIT_FAILED

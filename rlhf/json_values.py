@@ -12,7 +12,7 @@ from rlhf.errors import InputError
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object. Raises `InputError` otherwise."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(document, dict):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from rlhf.cli import add_task_option
+from rlhf.cli import add_seed_option, add_task_option
 from rlhf.data import Labelled, read_labelled
 from rlhf.errors import run_command
 from rlhf.reward_model import RewardModel, init_reward_model, save_reward_model
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for the reward model")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--lr", type=float, default=LR)
-    parser.add_argument("--seed", type=int, default=0)
+    add_seed_option(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     add_task_option(parser)
     args = parser.parse_args()

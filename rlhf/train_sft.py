@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from rlhf.cli import add_task_option
+from rlhf.cli import add_seed_option, add_task_option
 from rlhf.data import Prompts, read_demonstrations
 from rlhf.errors import run_command
 from rlhf.policy import Policy, init_policy, save_policy
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for the policy")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--lr", type=float, default=LR)
-    parser.add_argument("--seed", type=int, default=0)
+    add_seed_option(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     add_task_option(parser)
     args = parser.parse_args()

@@ -5,6 +5,7 @@ Ids run in this order: `<pad>`, `<sep>`, the families, the values, the content t
 how many there are of each.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rlhf.json_values import read_json_object
 
 VOCAB_FILE = "vocab.json"
 _CONTENT_TOKENS = "ba da fa ga ha ja ka la ma na pa ra sa ta va wa za be de fe ge he je ke"
+_FAMILY_NAME = re.compile(r"\w[\w.\- ]*")  # families are part of metric names
 _SPECIAL = ("<pad>", "<sep>")
 
 
@@ -39,6 +41,11 @@ class Vocab:
                 problems.append(f"vocabulary: {name} must be a non-empty list of non-empty strings, got {entries!r}")
             elif len(set(entries)) != len(entries):
                 problems.append(f"vocabulary: {name} must not repeat a name, got {entries!r}")
+        problems += [
+            f"vocabulary: a family name must be letters, digits, '_', '-', '.' or spaces, got {family!r}"
+            for family in self.families
+            if isinstance(family, str) and family and not _FAMILY_NAME.fullmatch(family)
+        ]
         for name in ("n_attrs", "n_values", "resp_len"):
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -37,6 +37,8 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
         want, got = tuple(expected[name].shape), tuple(tensors[name].shape)
         if want != got:
             problems.append(f"{path}: tensor {name} has shape {got}, but {CONFIG_FILE} asks for {want}")
+        elif not tensors[name].is_floating_point():
+            problems.append(f"{path}: tensor {name} holds {tensors[name].dtype}, weights are floating-point numbers")
         elif not torch.isfinite(tensors[name]).all():
             problems.append(f"{path}: tensor {name} holds NaN or infinite values")
     if problems:

@@ -36,6 +36,8 @@ def main() -> int:
     args = _parse()
     if args.out and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise InputError(f"--out {args.out}: already holds files; give a new or empty folder")
+    if args.register is not None and (not args.register or set(args.register) & set("/:")):
+        raise InputError(f"--register must be a name without '/' and ':', got {args.register!r}")
     from sweep.tracking import Ledger  # mlflow takes seconds to import
 
     ledger = Ledger(tracking_uri(args.tracking_uri))

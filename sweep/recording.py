@@ -51,11 +51,21 @@ class Recording:
         self._close(trial_id, FAILED, reason)
 
     def kill_open_trials(self, reason: str) -> None:
-        """Close what is still open, so that nothing stays RUNNING after the driver is gone."""
+        """Close what is still open, so that nothing stays RUNNING after the driver is gone.
+
+        One trial that cannot be closed does not keep the others open; its error is raised at the end.
+        """
+        failure: Exception | None = None
         for trial_id in list(self._open):
-            self._close(trial_id, KILLED, reason)
+            try:
+                self._close(trial_id, KILLED, reason)
+            except Exception as error:  # whatever the ledger raises
+                failure = error
+        if failure:
+            raise failure
 
     def _close(self, trial_id: str, status: str, reason: str | None) -> None:
-        assignment, run_id = self._open.pop(trial_id)
+        assignment, run_id = self._open[trial_id]
         self.ledger.close_run(run_id, status, reason=reason)
+        del self._open[trial_id]
         self.progress.ended(assignment.number, status, reason)

@@ -22,7 +22,7 @@ from sweep.recording import Recording
 from sweep.schedule import INTERRUPTED, check_cpus, cluster, run_trials
 from sweep.search import ConstrainedSearch
 from sweep.spaces import load_space
-from sweep.store import is_checkout, project_folder, runs_folder
+from sweep.store import driver_id, is_checkout, project_folder, runs_folder
 from sweep.summary import write_summary
 from sweep.tracking import FAILED, FINISHED, KILLED, Ledger, SweepRecord, open_ledger
 from sweep.workload import DEFAULT_WORKLOAD, Workload, check_task, open_workload
@@ -89,7 +89,7 @@ def run_sweep(options: SweepOptions, plan: Plan) -> SweepRecord:
         except KeyboardInterrupt:
             status, reason = KILLED, INTERRUPTED
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = _last_line(error)
             raise SweepError(f"sweep {options.name} failed: {reason}") from error
         finally:
             _close(recording, status, reason, max_harm=options.max_harm)
@@ -97,12 +97,24 @@ def run_sweep(options: SweepOptions, plan: Plan) -> SweepRecord:
 
 
 def _close(recording: Recording, status: str, reason: str | None, *, max_harm: float) -> None:
-    """Leave a closed record even if a part of closing it fails."""
+    """Leave a closed record even if a part of closing it fails. Raises `SweepError` if it could not be closed."""
     try:
-        recording.kill_open_trials(reason or INTERRUPTED)
-        write_summary(recording.ledger, recording.sweep, recording.candidates, max_harm=max_harm)
-    finally:
-        recording.ledger.close_run(recording.sweep.run_id, status, reason=reason)
+        try:
+            recording.kill_open_trials(reason or INTERRUPTED)
+            write_summary(recording.ledger, recording.sweep, recording.candidates, max_harm=max_harm)
+        finally:
+            recording.ledger.close_run(recording.sweep.run_id, status, reason=reason)
+    except Exception as error:
+        told = f" after {reason}" if reason else ""
+        raise SweepError(
+            f"the record of sweep {recording.sweep.name} could not be closed{told}: {_last_line(error)}"
+        ) from error
+
+
+def _last_line(error: Exception) -> str:
+    """Say an error in one line: Ray puts a traceback in front of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _configure(plan: Plan, seed: int, number: int, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -157,6 +169,7 @@ def _facts(options: SweepOptions, plan: Plan) -> dict[str, str]:
         "max_harm": str(options.max_harm),
         "time_budget_s": str(options.time_budget_s),
         "code": _code_version(),
+        "driver": driver_id(),
         "versions": " ".join([f"python={platform.python_version()}", *versions]),
     }
 

@@ -42,10 +42,10 @@ def _read_space(name: str) -> SearchSpace:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # importing runs a user's code
+    except (Exception, SystemExit) as error:  # importing runs a user's code
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
-        raise InputError(f"{path}:{line}: {error}") from error
+        raise InputError(f"{path}:{line}: {type(error).__name__}: {error}") from error
     space = getattr(module, "SPACE", None)
     if not isinstance(space, SearchSpace):
         raise InputError(f"{path}: must set SPACE to a search_spaces.space.SearchSpace, found {type(space).__name__}")

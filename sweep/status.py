@@ -13,7 +13,7 @@ from rlhf.errors import run_command
 from sweep.candidate import front, ranked
 from sweep.cli import add_sweep_options, task_of
 from sweep.progress import describe
-from sweep.store import tracking_uri
+from sweep.store import is_gone, tracking_uri
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     add_task_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    from sweep.tracking import Ledger  # mlflow takes seconds to import
+    from sweep.tracking import RUNNING, Ledger  # mlflow takes seconds to import
 
     ledger = Ledger(tracking_uri(args.tracking_uri))
     sweep = ledger.find(args.name)
@@ -36,6 +36,7 @@ def main() -> None:
         document: dict[str, Any] = {
             "sweep": sweep.name,
             "status": sweep.status,
+            "driver_gone": sweep.status == RUNNING and is_gone(sweep.facts["driver"]),
             "facts": dict(sweep.facts),
             "trials": dict(counts),
             "failures": {str(trial.number): trial.reason for trial in trials if trial.reason},
@@ -44,7 +45,8 @@ def main() -> None:
         }
         print(json.dumps(document, indent=2))
         return
-    print(f"{sweep.name}: {sweep.status}, {sum(counts.values())} of {sweep.facts['trials']} trials started")
+    gone = ", but its driver is gone" if sweep.status == RUNNING and is_gone(sweep.facts["driver"]) else ""
+    print(f"{sweep.name}: {sweep.status}{gone}, {sum(counts.values())} of {sweep.facts['trials']} trials started")
     print("trials: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
     for trial in trials:
         if trial.reason:

@@ -1,6 +1,7 @@
 """Where a sweep's record is kept: the default tracking store, and which store a command talks to."""
 
 import os
+import socket
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -37,3 +38,22 @@ def sqlite_path(uri: str) -> Path | None:
     """Return the database file of a SQLite URI, None for any other."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix)) if uri.startswith(prefix) else None
+
+
+def driver_id() -> str:
+    """Name this process so that a later command on the same machine can tell whether it still runs."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_gone(driver: str) -> bool:
+    """Say whether a driver is known to have ended: its machine is this one and its process is not there."""
+    host, _, pid = driver.rpartition(":")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
@@ -42,7 +42,8 @@ _NUMBER, _REASON, _PARAMS, _STEP, _PICK = "sweep.trial", "sweep.failure", "sweep
 _FACT = "sweep.fact."  # what the sweep was launched with
 _PARENT_RUN = "mlflow.parentRunId"
 _KIND = "mlflow.experimentKind"  # which of its two layouts the UI opens with
-FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
+FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+_PATIENCE_S = 90.0  # how long a write is tried again while the store is locked or cannot be reached
 _MAX_TAG = 8000
 _MAX_PARAM = 6000
 _MAX_BATCH = 1000
@@ -70,6 +71,28 @@ class TrialRecord:
     reason: str | None
 
 
+class _PatientClient:
+    """Call the client again for a while when its store is busy or away for a moment: a sweep is worth the wait."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._wrapped = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._wrapped, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            deadline = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    return method(*args, **kwargs)
+                except Exception as error:  # the client raises MLflow, SQL and network errors alike
+                    if not _may_pass(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(1)
+
+        return call
+
+
 class Ledger:
     """Read and write sweeps in one tracking store."""
 
@@ -80,7 +103,7 @@ class Ledger:
     def _client(self) -> MlflowClient:
         """Connect on first use: for SQLite this creates the database, which a mere question must not do."""
         mlflow.set_tracking_uri(self.uri)  # the model registry follows the global setting, not the client's
-        return MlflowClient(tracking_uri=self.uri)
+        return cast("MlflowClient", _PatientClient(MlflowClient(tracking_uri=self.uri)))
 
     # --- reading
 
@@ -89,6 +112,7 @@ class Ledger:
         if (path := sqlite_path(self.uri)) and not path.exists():
             return []
         try:
+            MlflowClient(tracking_uri=self.uri).search_experiments(max_results=1)  # no patience: is it there at all?
             experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
             runs = _all_pages(
                 lambda token: self._client.search_runs(
@@ -146,10 +170,15 @@ class Ledger:
     # --- writing
 
     def open_sweep(self, name: str, *, space: str, facts: Mapping[str, str]) -> SweepRecord:
-        """Start the parent run of a new sweep."""
+        """Start the parent run of a new sweep. Raises `InputError` if another of that name was there first."""
         experiment_id = self._experiment(space)
         tags = {_SWEEP: name, _ROLE: "sweep", **{_FACT + key: value[:_MAX_TAG] for key, value in facts.items()}}
-        return _sweep_record(self._client.create_run(experiment_id, tags=tags, run_name=name))
+        opened = _sweep_record(self._client.create_run(experiment_id, tags=tags, run_name=name))
+        first = min((s for s in self.sweeps() if s.name == name), key=lambda s: (s.started, s.run_id))
+        if first.run_id != opened.run_id:  # launched twice at the same moment
+            self._client.delete_run(opened.run_id)
+            raise InputError(f"--name {name}: a sweep of that name has just been started; choose another")
+        return opened
 
     def open_trial(self, sweep: SweepRecord, number: int, config: Mapping[str, Any], params: Mapping[str, Any]) -> str:
         """Start a trial's child run with every config key as a param; return its run id."""
@@ -273,6 +302,12 @@ def open_ledger(uri: str) -> Ledger:
             f"tracking store {uri} cannot be used ({_first_line(error)}); check --tracking-uri, or start it"
         ) from error
     return ledger
+
+
+def _may_pass(error: Exception) -> bool:
+    """Say whether an error is a store that is locked or away, rather than a request it refuses."""
+    text = str(error)
+    return "database is locked" in text or "Max retries exceeded" in text or "Connection refused" in text
 
 
 def _sweep_record(run: Run) -> SweepRecord:

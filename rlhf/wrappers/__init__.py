@@ -52,7 +52,7 @@ class RewardWrapper:
             self._module.prepare(task_dir, config.to_json())
         except InputError:
             raise
-        except Exception as error:  # a user's code may raise anything
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
             raise InputError(f"{self._file}: prepare raised {type(error).__name__}: {error}") from error
 
     def __call__(
@@ -61,7 +61,7 @@ class RewardWrapper:
         """Return one finite reward for each response. Raises `InputError` naming file and line otherwise."""
         try:
             shaped = self._module.transform(records, response_tokens, rewards)
-        except Exception as error:  # a user's code may raise anything
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
             raise InputError(f"{self.place}: transform raised {type(error).__name__}: {error}") from error
         if not isinstance(shaped, list | tuple) or len(shaped) != len(records):
             found = f"{len(shaped)} rewards" if isinstance(shaped, list | tuple) else type(shaped).__name__
@@ -105,7 +105,7 @@ def _fresh_module(source: str | Path, file: str) -> ModuleType:
         sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # importing runs a user's code
+    except (Exception, SystemExit) as error:  # importing runs a user's code
         raise InputError(f"{file}: importing it raised {type(error).__name__}: {error}") from error
     if not hasattr(getattr(module, "transform", None), "__code__"):
         raise InputError(f"{file}: a reward wrapper must define transform(records, response_tokens, rewards)")

@@ -79,6 +79,7 @@ def test_family_without_expert_labels(refuse, broken_task) -> None:
         ("return rewards[:-1]", r"must return a list of 8 rewards, got 7 rewards"),
         ("return [float('nan')] * len(rewards)", "must return finite numbers, got nan at row 0"),
         ("return 1 / 0", "transform raised ZeroDivisionError"),
+        ("raise SystemExit(0)", "transform raised SystemExit"),
     ],
 )
 def test_wrapper_that_returns_nonsense(refuse, tmp_path, body, message) -> None:

@@ -96,3 +96,10 @@ def test_nothing_feasible_shows_the_nearest_and_exits_3(pick, monkeypatch) -> No
     assert status == 3
     assert json.loads(out)["picked"] is None
     assert json.loads(out)["nearest"]["params"]
+
+
+def test_a_model_name_that_cannot_be_registered_is_refused_before_anything_is_written(pick, tmp_path) -> None:
+    status, _, err = pick("--register", "a/b:c", "--out", str(tmp_path / "out"))
+    assert status == 2
+    assert "--register must be a name without '/' and ':'" in err
+    assert not (tmp_path / "out").exists()

@@ -70,3 +70,20 @@ def test_a_trial_cannot_be_closed_twice(recording) -> None:
     recording.finish_trial("t")
     with pytest.raises(KeyError):
         recording.fail_trial("t", "late")
+
+
+def test_one_trial_that_cannot_be_closed_does_not_keep_the_others_open(recording, monkeypatch) -> None:
+    for number in range(3):
+        recording.start_trial(str(number), Assignment(number, {}, {"steps": 1}))
+    close = recording.ledger.close_run
+
+    def refuse_the_second(run_id, status, *, reason=None) -> None:
+        if run_id == "run-1":
+            raise ConnectionError("away")
+        close(run_id, status, reason=reason)
+
+    monkeypatch.setattr(recording.ledger, "close_run", refuse_the_second)
+    with pytest.raises(ConnectionError):
+        recording.kill_open_trials("stopped")
+    assert [event[1] for event in recording.ledger.events if event[0] == "close"] == ["run-0", "run-2"]
+    assert recording.has_open_trials

@@ -71,7 +71,7 @@ def test_opening_a_folder_with_other_things_in_it_packs_only_the_task(tiny_task,
 def test_training_prompts_are_never_judged_on(workload) -> None:
     opened = rlhf_workload._opened(workload)
     train = set(zip(opened.train_prompts.family.tolist(), map(tuple, opened.train_prompts.attrs.tolist()), strict=True))
-    judged = opened.judge._prompts
+    judged = opened.judge.prompts
     assert not train & set(zip(judged.family.tolist(), map(tuple, judged.attrs.tolist()), strict=True))
 
 

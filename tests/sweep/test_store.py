@@ -1,3 +1,6 @@
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 from sweep import store
@@ -17,3 +20,11 @@ def test_option_before_variable(monkeypatch) -> None:
 def test_a_relative_database_is_made_absolute(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     assert store.tracking_uri("sqlite:///runs.db") == f"sqlite:///{tmp_path}/runs.db"
+
+
+def test_a_driver_is_gone_once_its_process_is() -> None:
+    assert not store.is_gone(store.driver_id())
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert store.is_gone(f"{socket.gethostname()}:{ended.pid}")
+    assert not store.is_gone(f"another-machine:{os.getpid()}")

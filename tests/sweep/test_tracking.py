@@ -1,6 +1,9 @@
+import time
+
 import pytest
 
 from rlhf.errors import InputError
+from sweep import tracking
 from sweep.tracking import FAILED, FINISHED, KILLED, Ledger
 
 
@@ -66,3 +69,38 @@ def test_a_file_that_is_not_a_database_is_refused(tmp_path) -> None:
     (tmp_path / "bad.db").write_text("not a database " * 100)
     with pytest.raises(InputError, match="cannot be read"):
         Ledger(f"sqlite:///{tmp_path / 'bad.db'}").sweeps()
+
+
+def test_the_second_of_two_sweeps_started_under_one_name_is_refused(empty_ledger, sweep) -> None:
+    with pytest.raises(InputError, match="has just been started"):
+        empty_ledger.open_sweep(sweep.name, space="kl_mix", facts={})
+    assert [s.run_id for s in empty_ledger.sweeps() if s.name == sweep.name] == [sweep.run_id]
+
+
+class FlakyClient:
+    def __init__(self, *errors: str) -> None:
+        self.errors = list(errors)
+
+    def log(self, value: int) -> int:
+        if self.errors:
+            raise RuntimeError(self.errors.pop(0))
+        return value
+
+
+def test_a_store_that_is_locked_for_a_moment_is_tried_again(monkeypatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    client = tracking._PatientClient(FlakyClient("database is locked", "Max retries exceeded with url"))
+    assert client.log(7) == 7
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    flaky = FlakyClient("INVALID_PARAMETER_VALUE", "never reached")
+    with pytest.raises(RuntimeError, match="INVALID_PARAMETER_VALUE"):
+        tracking._PatientClient(flaky).log(7)
+    assert flaky.errors == ["never reached"]
+
+
+def test_patience_ends(monkeypatch) -> None:
+    monkeypatch.setattr(tracking, "_PATIENCE_S", -1.0)
+    with pytest.raises(RuntimeError, match="locked"):
+        tracking._PatientClient(FlakyClient("database is locked")).log(7)
