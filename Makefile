@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SWEEP ?= kl_mix
 
-.PHONY: setup sweep test check lock task clean
+.PHONY: setup sweep test lint slow check lock task clean
 
 setup: .venv/installed
 
@@ -22,11 +22,15 @@ sweep: setup
 test: setup
 	$(BIN)/python -m pytest
 
-check: setup
+check: lint test slow
+
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "slow or chaos or not slow"
+
+slow: setup
+	$(BIN)/python -m pytest -m "slow or chaos"
 
 # Write the lock file again from pyproject.toml, with exact versions of everything.
 lock:

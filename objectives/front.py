@@ -22,15 +22,15 @@ def front_mask(values: np.ndarray) -> np.ndarray:
     return mask
 
 
-def knee_index(kl: Sequence[float], quality: Sequence[float]) -> int:
-    """Return the point farthest above the chord from the lowest-KL to the highest-quality point.
+def knee_height(kl: Sequence[float], quality: Sequence[float]) -> np.ndarray:
+    """Return each point's height above the chord from the lowest-KL to the highest-quality point: the knee is highest.
 
     Both axes are scaled to [0, 1] first, so units do not matter (Das 1999, "On characterizing the knee of the
-    Pareto curve").
+    Pareto curve"). Where there is no chord, quality decides.
     """
     x, y = np.asarray(kl, dtype=float), np.asarray(quality, dtype=float)
     start, end = int(x.argmin()), int(y.argmax())
     width, height = x[end] - x[start], y[end] - y[start]
     if width <= 0 or height <= 0:
-        return end
-    return int(((y - y[start]) / height - (x - x[start]) / width).argmax())
+        return y
+    return (y - y[start]) / height - (x - x[start]) / width

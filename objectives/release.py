@@ -8,6 +8,17 @@ MIN_BALANCED_GAIN = 0.03
 MAX_WORST_FAMILY_HARM = 0.03
 
 
+def shortfall(balanced_gain: float, worst_family_gain: float, *, max_harm: float = MAX_WORST_FAMILY_HARM) -> float:
+    """Return by how much the release rule is missed, its two parts added up; 0 where it is met. NaN misses it.
+
+    >>> shortfall(0.05, -0.03), shortfall(0.02, -0.04) > 0
+    (0.0, True)
+    """
+    if not (balanced_gain >= MIN_BALANCED_GAIN and worst_family_gain >= -max_harm):
+        return max(0.0, -max_harm - worst_family_gain) + max(0.0, MIN_BALANCED_GAIN - balanced_gain) or float("inf")
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Say whether a checkpoint may ship, and every reason why not."""

@@ -1,20 +1,23 @@
 """The policy: a causal transformer over a task's vocabulary that writes content tokens only.
 
-Sampling keeps a key/value cache and runs each prompt once for its whole group of responses; scoring given
-responses shares the prompt in the same way. Responses are content-token indices, not vocabulary ids.
+Each prompt runs once for its whole group of responses. Where no gradient is asked for, `rlhf.fast_policy` computes.
+Responses are content-token indices, not vocabulary ids.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from rlhf.fast_policy import Folded, Rollout, fold
 from rlhf.transformer import ModelConfig, Trunk
 from rlhf.vocab import Vocab
 from rlhf.weights import load_model, save_model
 
 DEFAULT_SIZE = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128}
 MASKED_LOGIT = -1e9
+_RESPONSES_AT_ONCE = 256
 
 
 class Policy(Trunk):
@@ -36,6 +39,15 @@ class Policy(Trunk):
         """Project hidden states (..., d_model) to content tokens only (..., n_content)."""
         return hidden @ self.head.weight[self.vocab.first_content_id :].T
 
+    @torch.no_grad()
+    def folded(self, *, temperature: float = 1.0) -> Folded:
+        """Return the weights as a `Rollout` reads them; its head's outputs are the content logits over temperature."""
+        return fold(self, self.head.weight[self.vocab.first_content_id :] / temperature)
+
+    def rollout(self, *, n_prompts: int, group: int, keep: bool = True) -> Rollout:
+        """Make the buffers of a fast pass over `n_prompts` prompts with `group` responses each."""
+        return Rollout(self.config, n_prompts=n_prompts, group=group, n_content=self.vocab.n_content, keep=keep)
+
     def response_logp(
         self, prompts: torch.Tensor, responses: torch.Tensor, *, temperature: float = 1.0
     ) -> torch.Tensor:
@@ -43,15 +55,14 @@ class Policy(Trunk):
 
         prompts: ids (N, prompt_len). responses: (N * G, resp_len), the G of each prompt side by side.
         """
-        group = responses.shape[0] // prompts.shape[0]
-        prompt_hidden, prompt_cache = self.hidden(prompts, causal=True)
-        past = [layer.repeat(group) for layer in prompt_cache]
-        inputs = responses[:, :-1] + self.vocab.first_content_id
-        first = prompt_hidden[:, -1:].repeat_interleave(group, 0)
-        if inputs.shape[1]:
-            rest, _ = self.hidden(inputs, causal=True, past=past)
-            first = torch.cat([first, rest], 1)
-        return torch.log_softmax(self.content_logits(first) / temperature, -1)
+        if torch.is_grad_enabled() and self.head.weight.requires_grad:
+            return self._differentiable_logp(prompts, responses, temperature)
+        folded = self.folded(temperature=temperature)
+        logps = []
+        for rollout, some_prompts, some_responses in self._chunks(prompts, responses, keep=False):
+            columns = rollout.score(folded, some_prompts, rollout.to_columns(some_responses))
+            logps.append(rollout.from_columns(columns))
+        return torch.cat(logps)
 
     @torch.no_grad()
     def sample(
@@ -63,26 +74,35 @@ class Policy(Trunk):
         policies common random numbers. Returns responses (N * G, resp_len) and the log probabilities
         (N * G, resp_len, n_content) they were drawn from.
         """
-        group = uniforms.shape[0] // prompts.shape[0]
-        hidden, cache = self.hidden(prompts, causal=True)
-        past = [layer.repeat(group) for layer in cache]
-        last = hidden[:, -1].repeat_interleave(group, 0)
-        tokens, logps = [], []
-        for t in range(uniforms.shape[1]):
-            logp = torch.log_softmax(self.content_logits(last) / temperature, -1)
-            token = _invert_cdf(logp.exp(), uniforms[:, t])
-            tokens.append(token)
-            logps.append(logp)
-            if t + 1 < uniforms.shape[1]:
-                hidden, past = self.hidden(token[:, None] + self.vocab.first_content_id, causal=True, past=past)
-                last = hidden[:, -1]
-        return torch.stack(tokens, 1), torch.stack(logps, 1)
+        folded = self.folded(temperature=temperature)
+        responses, logps = [], []
+        for rollout, some_prompts, some_uniforms in self._chunks(prompts, uniforms, keep=True):
+            responses.append(rollout.sample(folded, some_prompts, some_uniforms))
+            logps.append(rollout.from_columns(rollout.logp))
+        return torch.cat(responses), torch.cat(logps)
 
+    def _chunks(
+        self, prompts: torch.Tensor, rows: torch.Tensor, *, keep: bool
+    ) -> Iterator[tuple[Rollout, torch.Tensor, torch.Tensor]]:
+        """Yield prompts (N, P) and what belongs to their responses (N * G, ...) in parts that fit the caches."""
+        group = rows.shape[0] // prompts.shape[0]
+        size, rollout = max(1, _RESPONSES_AT_ONCE // group), None
+        for some_prompts, some_rows in zip(prompts.split(size), rows.split(size * group), strict=True):
+            if rollout is None or rollout.n_prompts != len(some_prompts):
+                rollout = self.rollout(n_prompts=len(some_prompts), group=group, keep=keep)
+            yield rollout, some_prompts, some_rows
 
-def _invert_cdf(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return the index at which each row's cumulative sum passes its uniform: (B, V), (B,) -> (B,)."""
-    cdf = probabilities.cumsum(-1)
-    return (cdf <= uniforms[:, None] * cdf[:, -1:]).sum(-1).clamp_(max=probabilities.shape[-1] - 1)
+    def _differentiable_logp(self, prompts: torch.Tensor, responses: torch.Tensor, temperature: float) -> torch.Tensor:
+        """Do what `response_logp` does under autograd, as training a reference needs."""
+        group = responses.shape[0] // prompts.shape[0]
+        prompt_hidden, prompt_cache = self.hidden(prompts, causal=True)
+        past = [layer.repeat(group) for layer in prompt_cache]
+        inputs = responses[:, :-1] + self.vocab.first_content_id
+        first = prompt_hidden[:, -1:].repeat_interleave(group, 0)
+        if inputs.shape[1]:
+            rest, _ = self.hidden(inputs, causal=True, past=past)
+            first = torch.cat([first, rest], 1)
+        return torch.log_softmax(self.content_logits(first) / temperature, -1)
 
 
 def policy_config(vocab: Vocab, size: dict[str, int] | None = None) -> ModelConfig:

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from rlhf.fast_reward import FastReward
 from rlhf.transformer import ModelConfig, Trunk
 from rlhf.vocab import Vocab
 from rlhf.weights import load_model, save_model
@@ -25,12 +26,13 @@ class RewardModel(Trunk):
         scores: torch.Tensor = self.head(pooled).squeeze(-1)
         return scores
 
-    @torch.no_grad()
-    def score(self, prompts: torch.Tensor, responses: torch.Tensor, *, batch: int = 2048) -> torch.Tensor:
+    def scorer(self, *, batch: int = 128) -> FastReward:
+        """Return the fast pass over the weights as they are now."""
+        return FastReward(self, self.head, first_content_id=self.vocab.first_content_id, batch=batch)
+
+    def score(self, prompts: torch.Tensor, responses: torch.Tensor, *, batch: int = 128) -> torch.Tensor:
         """Score responses (N * G, resp_len) of content-token indices against prompts (N, prompt_len)."""
-        group = responses.shape[0] // prompts.shape[0]
-        ids = torch.cat([prompts.repeat_interleave(group, 0), responses + self.vocab.first_content_id], 1)
-        return torch.cat([self(chunk) for chunk in ids.split(batch)])
+        return self.scorer(batch=batch).score(prompts, responses)
 
 
 def init_reward_model(vocab: Vocab, *, seed: int, size: dict[str, int] | None = None) -> RewardModel:

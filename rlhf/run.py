@@ -17,13 +17,14 @@ import torch
 from rlhf.config import RunConfig
 from rlhf.data import Prompts, decode, read_prompts
 from rlhf.errors import InputError, TrainingError, raise_if_any
+from rlhf.fast_grad import Backward, logit_gradient
 from rlhf.policy import load_policy
-from rlhf.reinforce import group_advantage, mean_entropy, policy_loss, sequence_kl, taken_logp
+from rlhf.reinforce import group_advantage, mean_entropy, policy_loss, sequence_kl
 from rlhf.reward_model import load_reward_model
 from rlhf.taskdir import resolve_path
 from rlhf.vocab import load_vocab
 from rlhf.weights import read_tensors, write_tensors
-from rlhf.wrappers import load_wrapper
+from rlhf.wrappers import RewardWrapper, load_wrapper
 
 STATE_FILE = "state.safetensors"
 _COUNTERS = "counters"
@@ -33,24 +34,33 @@ LogRow = dict[str, float]
 class ReinforceRun:
     """Train one policy with REINFORCE and a group-mean baseline against a fixed reference.
 
-    `prompts` replaces the config's prompt file, so that a sweep can hold prompts back for judging.
+    `prompts` replaces the config's prompt file, so that a sweep can hold prompts back for judging; `wrapper` replaces
+    loading the config's, where its file lies elsewhere.
     """
 
-    def __init__(self, config: RunConfig, task_dir: Path, *, prompts: Prompts | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, task_dir: Path, *, prompts: Prompts | None = None, wrapper: RewardWrapper | None = None
+    ) -> None:
         self.config = config
         self.step = 0
         self.vocab = load_vocab(task_dir)
         self.reference = load_policy(resolve_path(config.policy_ref, task_dir), self.vocab).requires_grad_(False)
         self.policy = load_policy(resolve_path(config.policy_init or config.policy_ref, task_dir), self.vocab)
         self.reward_model = load_reward_model(resolve_path(config.reward_model, task_dir), self.vocab)
-        self.wrapper = load_wrapper(config.reward_wrapper, task_dir)
+        self.wrapper = wrapper or load_wrapper(config.reward_wrapper, task_dir)
         self.wrapper.prepare(task_dir, config)
         self._pool = prompts or read_prompts(resolve_path(config.prompt_file, task_dir), self.vocab)
         self._pool_tokens = self._pool.tokens(self.vocab)
         self._pool_records = self._pool.records(self.vocab)
-        self._prompt_weights = _prompt_weights(self._pool, self.vocab.families, config)
+        self._prompt_weights = prompt_weights(self._pool, self.vocab.families, config)
         self._prompt_stream = torch.Generator().manual_seed(2 * config.seed)
         self._sample_stream = torch.Generator().manual_seed(2 * config.seed + 1)
+        N, G = config.batch_prompts, config.samples_per_prompt
+        self._rollout = self.policy.rollout(n_prompts=N, group=G)
+        self._backward = Backward(self.policy, self._rollout)
+        self._reference_rollout = self.reference.rollout(n_prompts=N, group=G, keep=False)
+        self._folded_reference = self.reference.folded(temperature=config.temperature)
+        self._scorer = self.reward_model.scorer()
         self._adam = torch.optim.Adam(self.policy.parameters(), lr=config.lr, fused=True)
         self._sums: LogRow = {}
         self._elapsed_s = 0.0
@@ -110,6 +120,7 @@ class ReinforceRun:
         self._sample_stream.set_state(tensors["stream.sample"])
         self.step, self._elapsed_s, self._sums = counters["step"], counters["elapsed_s"], counters["sums"]
 
+    @torch.inference_mode()
     def _train_step(self) -> None:
         config, group = self.config, self.config.samples_per_prompt
         chosen = torch.multinomial(
@@ -117,25 +128,25 @@ class ReinforceRun:
         )
         prompts = self._pool_tokens[chosen]
         uniforms = torch.rand(len(chosen) * group, self.vocab.resp_len, generator=self._sample_stream)
-        responses, _ = self.policy.sample(prompts, uniforms, temperature=config.temperature)
-        logp = self.policy.response_logp(prompts, responses, temperature=config.temperature)
-        taken = taken_logp(logp, responses)
-        with torch.inference_mode():
-            ref_logp = self.reference.response_logp(prompts, responses, temperature=config.temperature)
-            kl = sequence_kl(taken, taken_logp(ref_logp, responses))
-        rewards = self._rewards(chosen.tolist(), prompts, responses)
-        shaped = rewards - config.kl_coef * kl
-        loss = policy_loss(group_advantage(shaped, group=group), taken)
-        self._adam.zero_grad()
-        loss.backward()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-        if not math.isfinite(grad_norm.item()):
-            raise TrainingError(f"step {self.step + 1}: gradient norm {grad_norm.item()}; lower lr ({config.lr})")
+        rollout, folded = self._rollout, self.policy.folded(temperature=config.temperature)
+        responses = rollout.sample(folded, prompts, uniforms)
+        ref_logp = self._reference_rollout.score(self._folded_reference, prompts, rollout.tokens)
+        taken, ref_taken = (
+            rollout.from_columns(logp.gather(1, rollout.tokens[:, None]).squeeze(1))
+            for logp in (rollout.logp, ref_logp)
+        )
+        kl = sequence_kl(taken, ref_taken)
+        shaped = self._rewards(chosen.tolist(), prompts, responses) - config.kl_coef * kl
+        advantage = group_advantage(shaped, group=group)
+        self._backward(folded, logit_gradient(rollout, advantage), temperature=config.temperature)
+        grad_norm = self._backward.clip(config.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise TrainingError(f"step {self.step + 1}: gradient norm {grad_norm}; lower lr ({config.lr})")
         self._adam.step()
         self.step += 1
         self._add(
-            shaped_reward=shaped.mean().item(), kl=kl.mean().item(), loss=loss.item(), grad_norm=grad_norm.item(),
-            entropy=mean_entropy(logp.detach()).item(),
+            shaped_reward=shaped.mean().item(), kl=kl.mean().item(), loss=policy_loss(advantage, taken).item(),
+            grad_norm=grad_norm, entropy=mean_entropy(rollout.logp.transpose(1, 2)).item(),
         )  # fmt: skip
 
     def _rewards(self, chosen: list[int], prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -144,7 +155,7 @@ class ReinforceRun:
         scores = torch.zeros(len(responses))
         step = self.step + 1
         if self.wrapper.uses_rewards or step % self.config.log_every == 0 or step == self.config.steps:
-            scores = self.reward_model.score(prompts, responses)
+            scores = self._scorer.score(prompts, responses)
             self._add(proxy_reward=scores.mean().item())
         records = [self._pool_records[row] for row in chosen for _ in range(group)]
         return torch.tensor(self.wrapper(records, decode(responses, self.vocab), scores.tolist()))
@@ -160,8 +171,11 @@ class ReinforceRun:
         return {"step": self.step, **means, "elapsed_s": round(self._elapsed_s, 3)}
 
 
-def _prompt_weights(pool: Prompts, families: tuple[str, ...], config: RunConfig) -> torch.Tensor:
-    """Return each prompt's chance of being drawn, so that families come up by their weights."""
+def prompt_weights(pool: Prompts, families: tuple[str, ...], config: RunConfig) -> torch.Tensor:
+    """Return each prompt's chance of being drawn (N,), so that families come up by their weights.
+
+    Raises `InputError` for weights of unknown families, or of families without prompts.
+    """
     weights: dict[str, Any] = dict(config.family_weights or dict.fromkeys(families, 1.0))
     counts = np.bincount(pool.family, minlength=len(families))
     problems = [

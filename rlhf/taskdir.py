@@ -81,13 +81,17 @@ def load_task(root: Path) -> Task:
 def task_digest(root: Path) -> str:
     """Return a SHA-256 over the names and contents of the files a sweep reads; earlier runs are left out."""
     digest = hashlib.sha256()
-    names = ("vocab.json", "policy", "reward_model", "data")
-    files = [path for name in names for path in sorted([root / name, *(root / name).rglob("*")]) if path.is_file()]
-    for path in files:
+    for path in task_files(root):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def task_files(root: Path) -> list[Path]:
+    """List the files of a task that a sweep reads, in a fixed order; earlier runs are left out."""
+    names = ("vocab.json", "policy", "reward_model", "data")
+    return [path for name in names for path in sorted([root / name, *(root / name).rglob("*")]) if path.is_file()]
 
 
 def resolve_path(path: str, root: Path) -> Path:

@@ -54,8 +54,8 @@ def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False,
 def _drop_rows_after(log: Path, step: int) -> None:
     """Remove rows that a killed run logged after its last saved state; they will be logged again."""
     if log.exists():
-        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
-        log.write_text("".join(line + "\n" for line in kept))
+        whole = log.read_text().split("\n")[:-1]  # a killed run may have left half a line
+        log.write_text("".join(line + "\n" for line in whole if json.loads(line)["step"] <= step))
 
 
 def _progress(row: dict[str, float], steps: int) -> str:

@@ -61,7 +61,7 @@ class EarlierRun:
     note: str
 
 
-def earlier_runs(traffic: dict[str, int], seed: int) -> list[EarlierRun]:
+def earlier_runs(traffic: dict[str, int]) -> list[EarlierRun]:
     low = [family for family, n in traffic.items() if n < 2 / 3 * sum(traffic.values()) / len(traffic)]
     frequent = {family: 1.0 for family in traffic if family not in low}
     return [
@@ -101,7 +101,7 @@ def main() -> None:
     build_reward_model(args, world, reference, rng)
     write_text(args.out / "configs/default.json", json.dumps(DEFAULT_CONFIG, indent=1) + "\n")
     if not args.no_runs:
-        build_runs(args.out, earlier_runs(traffic, args.seed), steps_scale=args.run_steps_scale)
+        build_runs(args.out, earlier_runs(traffic), steps_scale=args.run_steps_scale)
     write_text(args.truth, json.dumps(world.to_json()) + "\n")
     write_manifest(args)
 

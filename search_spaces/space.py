@@ -3,11 +3,18 @@
 Optuna is used for its distribution types only; searching is the business of `sweep`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
 
 STEPS = "steps"
 
@@ -36,6 +43,11 @@ class SearchSpace:
             for name, distribution in self.distributions.items()
             if distribution.single()
         ]
+        problems += [
+            f"the choices of {name} are single letters {distribution.choices!r}; a tuple of one text is ('text',)"
+            for name, distribution in self.distributions.items()
+            if isinstance(distribution, CategoricalDistribution) and _are_letters(distribution.choices)
+        ]
         if not self.distributions:
             problems.append("distributions is empty; a sweep needs at least one setting to vary")
         problems += [
@@ -46,6 +58,10 @@ class SearchSpace:
         steps = self.distributions.get(STEPS)
         if steps is not None and not isinstance(steps, IntDistribution):
             problems.append(f"steps must be an IntDistribution, so that it can be capped, got {steps!r}")
+        if STEPS in self.fixed and not _is_whole(self.fixed[STEPS]):
+            problems.append(f"fixed steps must be a whole number of at least 1, got {self.fixed[STEPS]!r}")
+        if not isinstance(self.name, str) or not self.name or "/" in self.name:
+            problems.append(f"name must be text without '/', got {self.name!r}")
         both = sorted(self.distributions.keys() & self.fixed.keys())
         if both:
             problems.append(f"{', '.join(both)} cannot be both varied and fixed")
@@ -73,6 +89,35 @@ class SearchSpace:
             trials=self.trials, max_steps=max_steps, rungs=self.rungs, workload=self.workload,
         )  # fmt: skip
 
+    def to_json(self) -> dict[str, Any]:
+        """Return everything the space says, distributions in Optuna's own JSON form."""
+        return {
+            "name": self.name,
+            "workload": self.workload,
+            "distributions": {name: json.loads(distribution_to_json(d)) for name, d in self.distributions.items()},
+            "anchors": [dict(anchor) for anchor in self.anchors],
+            "fixed": dict(self.fixed),
+            "trials": self.trials,
+            "max_steps": self.max_steps,
+            "rungs": self.rungs,
+        }
+
+    def choices(self, name: str) -> list[Any]:
+        """Return every value a named setting can take, if that is a list: its choices, or the one it is fixed at."""
+        if name in self.fixed:
+            return [self.fixed[name]]
+        return list(getattr(self.distributions.get(name), "choices", ()))
+
+    def corners(self) -> list[dict[str, Any]]:
+        """Return settings that between them try both ends of every range and every choice."""
+        low = {name: _ends(distribution)[0] for name, distribution in self.distributions.items()}
+        corners = [low] + [
+            {**low, name: value}
+            for name, distribution in self.distributions.items()
+            for value in _ends(distribution)[1:]
+        ]
+        return [{**self.fixed, **corner} for corner in corners]
+
     def rung_steps(self, steps: int) -> list[int]:
         """Return the steps at which a trial of `steps` steps is judged.
 
@@ -83,6 +128,17 @@ class SearchSpace:
         return [*range(every, steps, every), steps]
 
 
+def _are_letters(choices: tuple[Any, ...]) -> bool:
+    return len(choices) > 2 and all(isinstance(choice, str) and len(choice) == 1 for choice in choices)
+
+
+def _ends(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return [distribution.low, distribution.high]
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
@@ -91,12 +147,13 @@ def _anchor_problems(anchor: Mapping[str, Any], distributions: Mapping[str, Base
     problems = [f"{name} is not part of the space" for name in anchor if name not in distributions]
     problems += [f"{name} has no value" for name in distributions if name not in anchor]
     for name in anchor.keys() & distributions.keys():
-        if not _contains(distributions[name], anchor[name]):
+        if not contains(distributions[name], anchor[name]):
             problems.append(f"{name} = {anchor[name]!r} lies outside {distributions[name]!r}")
     return problems
 
 
-def _contains(distribution: BaseDistribution, value: Any) -> bool:
+def contains(distribution: BaseDistribution, value: Any) -> bool:
+    """Say whether a value can be drawn from a distribution: in its range and on its grid."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from objectives.front import front_mask, knee_index
-from objectives.release import MIN_BALANCED_GAIN
+from objectives.front import front_mask, knee_height
+from objectives.release import MAX_WORST_FAMILY_HARM, shortfall
 
 PREFERENCES = ("quality", "knee", "low-kl")
 
@@ -55,26 +55,25 @@ def front(candidates: Sequence[Candidate], *, max_harm: float) -> list[Candidate
     return sorted(kept, key=lambda candidate: candidate.kl)
 
 
-def choose(candidates: Sequence[Candidate], *, prefer: str, max_harm: float) -> Candidate | None:
-    """Choose from the front, among candidates that meet the release rule; None if no candidate does.
+def ranked(candidates: Sequence[Candidate], *, prefer: str, max_harm: float) -> list[Candidate]:
+    """Return the candidates of the front that meet the release rule by their scores, the preferred first.
 
-    quality: the highest balanced quality. knee: the farthest above the chord of quality against KL.
-    low-kl: the lowest KL.
+    quality: by balanced quality. knee: by height above the chord of quality against KL. low-kl: by KL.
+    A sweep's `max_harm` can make the rule stricter, not laxer.
     """
-    eligible = [c for c in front(candidates, max_harm=max_harm) if c.gain >= MIN_BALANCED_GAIN]
-    if not eligible:
-        return None
+    eligible = [c for c in front(candidates, max_harm=max_harm) if _shortfall(c, max_harm) == 0]
     if prefer == "low-kl":
-        return eligible[0]
+        return eligible
     if prefer == "knee":
-        return eligible[knee_index([c.kl for c in eligible], [c.quality for c in eligible])]
-    return max(eligible, key=lambda candidate: candidate.quality)
+        height = knee_height([c.kl for c in eligible], [c.quality for c in eligible]) if eligible else np.zeros(0)
+        return [eligible[index] for index in np.argsort(-height, kind="stable")]
+    return sorted(eligible, key=lambda candidate: -candidate.quality)
 
 
 def nearest(candidates: Sequence[Candidate], *, max_harm: float) -> Candidate | None:
-    """Return the candidate that misses the release rule by least, adding up how far it misses each part."""
+    """Return the candidate that misses the release rule by least."""
+    return min(candidates, key=lambda candidate: _shortfall(candidate, max_harm), default=None)
 
-    def shortfall(candidate: Candidate) -> float:
-        return max(0.0, candidate.harm - max_harm) + max(0.0, MIN_BALANCED_GAIN - candidate.gain)
 
-    return min(candidates, key=shortfall, default=None)
+def _shortfall(candidate: Candidate, max_harm: float) -> float:
+    return shortfall(candidate.gain, candidate.worst_gain, max_harm=min(max_harm, MAX_WORST_FAMILY_HARM))

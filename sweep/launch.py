@@ -6,6 +6,7 @@ Exit status: 0 when the sweep came to its end, 2 for bad input, 130 when it was 
 """
 
 import argparse
+import re
 import shlex
 import sys
 import time
@@ -13,17 +14,18 @@ from pathlib import Path
 
 from objectives.release import MAX_WORST_FAMILY_HARM
 from rlhf.cli import add_task_option, say
-from rlhf.errors import EXIT_INTERRUPTED, run_command
+from rlhf.errors import EXIT_FAILED, EXIT_INTERRUPTED, run_command
 from rlhf.taskdir import find_task_dir
+from sweep.cli import add_tracking_option
 from sweep.options import SweepOptions
-from sweep.store import TRACKING_VARIABLE, tracking_uri
+from sweep.store import tracking_uri
 
 
 def main() -> int:
     args = _parse()
     options = SweepOptions(
         space=args.space,
-        name=args.name or f"{Path(args.space).stem}-{time.strftime('%Y%m%d-%H%M%S')}",
+        name=args.name or f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', Path(args.space).stem)}-{time.strftime('%Y%m%d-%H%M%S')}",
         task_dir=find_task_dir(args.task),
         tracking_uri=tracking_uri(args.tracking_uri),
         trials=args.trials,
@@ -37,18 +39,31 @@ def main() -> int:
         command=shlex.join(["python", "-m", "sweep.launch", *sys.argv[1:]]),
     )
     say(f"sweep {options.name}: reading {options.task_dir}, fitting its label quality model")
-    from rich.console import Console
-
+    from sweep.candidate import ranked
     from sweep.run import plan_sweep, run_sweep  # ray, mlflow and torch take seconds to import
-    from sweep.summary import print_front
+    from sweep.summary import print_front, wide_console
     from sweep.tracking import FINISHED, Ledger
 
     plan = plan_sweep(options)
+    for warning in plan.workload.warnings():
+        say(f"warning: {warning}")
     say(f"{plan.n_trials} trials of up to {plan.space.max_steps} steps; record: {options.tracking_uri}")
     sweep = run_sweep(options, plan)
-    print_front(Ledger(options.tracking_uri).candidates(sweep), max_harm=options.max_harm, console=Console(stderr=True))
+    ledger = Ledger(options.tracking_uri)
+    candidates = ledger.candidates(sweep)
+    print_front(candidates, max_harm=options.max_harm, console=wide_console())
+    if sweep.status != FINISHED:
+        say(f"sweep {sweep.name}: {sweep.status}; what was judged so far is recorded")
+        return EXIT_INTERRUPTED
+    if not candidates:
+        say(f"sweep {sweep.name}: no trial gave a candidate; see python -m sweep.status --name {sweep.name}")
+        return EXIT_FAILED
+    if not ranked(candidates, prefer="quality", max_harm=options.max_harm):
+        say(f"sweep {sweep.name}: {sweep.status}. Nothing meets the release rule yet: try other prompt mixes or reward")
+        say("wrappers (debias, label_quality), or more steps where gains are small; sweep.pick shows the nearest")
+        return 0
     say(f"sweep {sweep.name}: {sweep.status}. Next: python -m sweep.pick --name {sweep.name}, or python -m sweep.ui")
-    return 0 if sweep.status == FINISHED else EXIT_INTERRUPTED
+    return 0
 
 
 def _parse() -> argparse.Namespace:
@@ -64,7 +79,7 @@ def _parse() -> argparse.Namespace:
         "--max-harm", type=float, default=MAX_WORST_FAMILY_HARM, help="feasible: worst-family harm at most this"
     )
     parser.add_argument("--time-budget-s", type=float, help="stop after this many seconds")
-    parser.add_argument("--tracking-uri", help=f"MLflow store (default: ${TRACKING_VARIABLE}, then mlruns/mlflow.db)")
+    add_tracking_option(parser)
     parser.add_argument("--address", help="join the Ray cluster at this address")
     parser.add_argument("--storage-path", help="trial checkpoints: any folder or filesystem that all nodes share")
     return parser.parse_args()

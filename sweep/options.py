@@ -37,8 +37,8 @@ class SweepOptions:
             value = getattr(self, option)
             if value is not None and value < 1:
                 problems.append(f"--{option.replace('_', '-')} must be at least 1, got {value}")
-        if self.seed < 0:
-            problems.append(f"--seed must be at least 0, got {self.seed}")
+        if not 0 <= self.seed < 2**31:
+            problems.append(f"--seed must be from 0 to {2**31 - 1}, got {self.seed}")
         if not 0 <= self.max_harm <= 1:
             problems.append(f"--max-harm must be between 0 and 1, got {self.max_harm}")
         if self.time_budget_s is not None and not 0 < self.time_budget_s < math.inf:

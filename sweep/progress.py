@@ -81,10 +81,10 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table(title=f"{self._name}   {self._clock()}", title_justify="left", caption=self.summary(),
-                      caption_justify="left", box=None, pad_edge=False, expand=False)  # fmt: skip
+                      caption_justify="left", box=None, pad_edge=False, expand=True)  # fmt: skip
         for heading in ("trial", "step", "quality", "worst gain", "KL", "settings"):
             table.add_column(heading, justify="left" if heading == "settings" else "right", overflow="ellipsis")
-        for number, running in sorted(self._running.items()):
+        for number, running in sorted(self._running.copy().items()):
             last = running.last
             figures = (f"{last.quality:.3f}", f"{last.worst_gain:+.3f}", f"{last.kl:.2f}") if last else ("-", "-", "-")
             step = f"{last.step if last else 0}/{running.steps}"
@@ -96,7 +96,7 @@ class Progress:
         return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
     def _time_left(self) -> str:
-        parts = [running.last.step / running.steps for running in self._running.values() if running.last]
+        parts = [running.last.step / running.steps for running in list(self._running.values()) if running.last]
         share = (self._ended.total() + sum(parts)) / self._n_trials
         if share <= 0:
             return "time left: estimating"

@@ -21,7 +21,12 @@ class Recording:
     candidates: list[Candidate] = field(default_factory=list)
     _open: dict[str, tuple[Assignment, str]] = field(default_factory=dict)
 
+    @property
+    def has_open_trials(self) -> bool:
+        return bool(self._open)
+
     def start_trial(self, trial_id: str, assignment: Assignment) -> None:
+        """Open a trial's record; a second call for the same trial does nothing."""
         if trial_id not in self._open:
             run_id = self.ledger.open_trial(self.sweep, assignment.number, assignment.config, assignment.params)
             self._open[trial_id] = (assignment, run_id)
@@ -51,7 +56,6 @@ class Recording:
             self._close(trial_id, KILLED, reason)
 
     def _close(self, trial_id: str, status: str, reason: str | None) -> None:
-        if trial_id in self._open:
-            assignment, run_id = self._open.pop(trial_id)
-            self.ledger.close_run(run_id, status, reason=reason)
-            self.progress.ended(assignment.number, status, reason)
+        assignment, run_id = self._open.pop(trial_id)
+        self.ledger.close_run(run_id, status, reason=reason)
+        self.progress.ended(assignment.number, status, reason)

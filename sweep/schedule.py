@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,20 @@ from sweep.search import ConstrainedSearch
 from sweep.trial import SweepTrial
 from sweep.workload import MODEL_FOLDER, Workload
 
-_log = logging.getLogger(__name__)
+INTERRUPTED = "the sweep was interrupted"
+logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial's failure is recorded with its reason
+
+
+def check_cpus(*, address: str | None, concurrency: int | None) -> None:
+    """Raise `InputError` if this machine has too few CPUs; a cluster is asked once it is joined."""
+    if address is None and concurrency and concurrency > _cpus_here():
+        raise InputError(
+            f"--concurrency must be at most {_cpus_here()}, this machine's CPUs, one a trial; got {concurrency}"
+        )
+
+
+def _cpus_here() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -35,13 +48,10 @@ def cluster(*, address: str | None, concurrency: int | None) -> Iterator[int]:
 
     Raises `InputError` if fewer CPUs are there than asked for, or the address cannot be reached.
     """
-    here = len(os.sched_getaffinity(0))
-    if address is None and concurrency and concurrency > here:
-        raise InputError(f"--concurrency must be at most {here}, this machine's CPUs, one a trial; got {concurrency}")
     try:
         ray.init(
-            address=address or "local", num_cpus=None if address else (concurrency or here), include_dashboard=False,
-            log_to_driver=False, logging_level=logging.ERROR, configure_logging=True,
+            address=address or "local", num_cpus=None if address else (concurrency or _cpus_here()),
+            include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True,
         )  # fmt: skip
     except ConnectionError as error:
         raise InputError(f"--address {address}: no Ray cluster can be reached there ({error})") from error
@@ -60,12 +70,16 @@ def run_trials(
     search: ConstrainedSearch,
     recording: Recording,
     *,
+    folder: str,
     concurrency: int,
-    storage: Path | str,
+    storage: str,
     time_budget_s: float | None,
-) -> bool:
-    """Run trials until the search has no more; say whether it came to its end without an interrupt."""
-    events = _Events(recording)
+) -> str | None:
+    """Run trials until the search has no more; return why it ended early, or None if it did not.
+
+    Raises what the record raised: a sweep whose candidates cannot be recorded must not go on.
+    """
+    started = time.monotonic()
     tuner = tune.Tuner(
         tune.with_parameters(SweepTrial, workload=workload, space=space),
         tune_config=tune.TuneConfig(
@@ -73,23 +87,30 @@ def run_trials(
             time_budget_s=time_budget_s, trial_dirname_creator=_folder_name, trial_name_creator=_folder_name,
         ),
         run_config=tune.RunConfig(
-            name=recording.sweep.name, storage_path=str(storage), callbacks=[events], verbose=0,
+            name=folder, storage_path=storage, callbacks=[_Events(recording)], verbose=0,
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
             failure_config=tune.FailureConfig(max_failures=0),
         ),
     )  # fmt: skip
-    with _sigterm_as_interrupt():
-        tuner.fit()
-    return not events.interrupted
+    tuner.fit()
+    if search.exhausted and not recording.has_open_trials:
+        return None
+    if time_budget_s is not None and time.monotonic() - started >= time_budget_s:
+        return f"the time budget of {time_budget_s:g} s ran out"
+    return INTERRUPTED
 
 
 class _Events(tune.Callback):
-    """Record a candidate once its checkpoint is saved: the two together are what a sweep can be rebuilt from."""
+    """Record a candidate once its checkpoint is saved: the two together are what a sweep can be rebuilt from.
+
+    Tune calls `on_trial_complete` before the last checkpoint is saved, and swallows what `on_checkpoint` raises; so
+    a failure there is kept, and raised at the end of Tune's step.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._unsaved: dict[str, dict[str, Any]] = {}
-        self.interrupted = False
+        self._failure: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave nothing in Tune's own snapshots: a sweep is rebuilt from the ledger, not from them."""
@@ -107,24 +128,24 @@ class _Events(tune.Callback):
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: Any
     ) -> None:
-        result = self._unsaved.pop(trial.trial_id, None)
-        if result is None:
-            return
-        with checkpoint.as_directory() as folder:
-            self._recording.add_candidate(trial.trial_id, result[REPORT], Path(folder) / MODEL_FOLDER)
-        if result["done"]:
-            self._recording.finish_trial(trial.trial_id)
-
-    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        if trial.trial_id not in self._unsaved:
-            self._recording.finish_trial(trial.trial_id)
+        try:
+            result = self._unsaved.pop(trial.trial_id)
+            with checkpoint.as_directory() as folder:
+                self._recording.add_candidate(trial.trial_id, result[REPORT], Path(folder) / MODEL_FOLDER)
+            if result["done"]:
+                self._recording.finish_trial(trial.trial_id)
+        except Exception as error:
+            self._failure = error
+            raise
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._unsaved.pop(trial.trial_id, None)
+        self._recording.start_trial(trial.trial_id, trial.config[ASSIGNMENT])  # one that failed before it started
         self._recording.fail_trial(trial.trial_id, _reason(trial))
 
-    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
-        self.interrupted = any(trial.status not in (Trial.TERMINATED, Trial.ERROR) for trial in trials)
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if self._failure:
+            raise self._failure
 
 
 def _reason(trial: Trial) -> str:
@@ -136,13 +157,3 @@ def _reason(trial: Trial) -> str:
 
 def _folder_name(trial: Trial) -> str:
     return f"trial-{trial.config[ASSIGNMENT].number:03d}"
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end a sweep as Ctrl-C does: Tune catches only the latter."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

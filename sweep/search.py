@@ -15,7 +15,7 @@ from optuna.distributions import IntDistribution
 from optuna.trial import Trial, TrialState, create_trial
 from ray.tune.search import Searcher
 
-from search_spaces.space import STEPS, SearchSpace
+from search_spaces.space import STEPS, SearchSpace, contains
 from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -28,7 +28,6 @@ OBJECTIVES: dict[str, Literal["maximize", "minimize"]] = {
     "kl": "minimize",
 }
 _HARM = "worst_family_harm"
-_BY_RUNG = "by_rung"  # marks a finished trial that is an earlier checkpoint of another
 _RANDOM_TRIALS = 6  # after the anchors and before the model of good settings takes over
 
 
@@ -46,22 +45,29 @@ class ConstrainedSearch(Searcher):
     ) -> None:
         super().__init__(metric=None, mode=None)
         self._space, self._configure, self._n_trials, self._max_harm = space, configure, n_trials, max_harm
-        warm_up = (len(space.anchors) + _RANDOM_TRIALS) * space.rungs
         with warnings.catch_warnings():  # multivariate and constant_liar are marked experimental
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=warm_up
+            self._model_sampler = optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1
             )
-        self.study = optuna.create_study(directions=list(OBJECTIVES.values()), sampler=sampler)
+        random_sampler = optuna.samplers.RandomSampler(seed=seed)
+        self.study = optuna.create_study(directions=list(OBJECTIVES.values()), sampler=random_sampler)
         for anchor in space.anchors:
             self.study.enqueue_trial(dict(anchor))
         self._open: dict[str, Trial] = {}
         self._n_suggested = 0
 
+    @property
+    def exhausted(self) -> bool:
+        """Say whether the whole budget has been suggested."""
+        return self._n_suggested >= self._n_trials
+
     def suggest(self, trial_id: str) -> Any:
         """Return the next trial's number and parameters, or that there are no more."""
-        if self._n_suggested >= self._n_trials:
+        if self.exhausted:
             return Searcher.FINISHED
+        if self._n_suggested == len(self._space.anchors) + _RANDOM_TRIALS:
+            self.study.sampler = self._model_sampler
         number, self._n_suggested = self._n_suggested, self._n_suggested + 1
         trial = self.study.ask(dict(self._space.distributions))
         self._open[trial_id] = trial
@@ -73,14 +79,13 @@ class ConstrainedSearch(Searcher):
         steps = self._space.distributions.get(STEPS)
         if not isinstance(steps, IntDistribution) or report.step >= trial.params[STEPS]:
             return
-        if steps._contains(report.step):
+        if contains(steps, report.step):
             self.study.add_trial(
                 create_trial(
                     params={**trial.params, STEPS: report.step},
                     distributions=dict(self._space.distributions),
                     values=_values(report),
                     constraints={_HARM: self._violation(report)},
-                    user_attrs={_BY_RUNG: True},
                 )
             )
 

@@ -16,8 +16,19 @@ def space_names() -> list[str]:
     return sorted(name for name in names if name != "space")
 
 
-def load_space(name: str) -> SearchSpace:
-    """Load a space by name or path. Raises `InputError` with file and line if it is missing or malformed."""
+def load_space(name: str, *, max_steps: int | None = None) -> SearchSpace:
+    """Load a space by name or path, with no trial longer than `max_steps` (default: the space's own).
+
+    Raises `InputError` if it is missing, malformed (with file and line), or leaves nothing to vary.
+    """
+    space = _read_space(name)
+    try:
+        return space.capped(max_steps or space.max_steps)
+    except ValueError as error:
+        raise InputError(f"space {space.name} with at most {max_steps or space.max_steps} steps: {error}") from error
+
+
+def _read_space(name: str) -> SearchSpace:
     if name in space_names():
         space = importlib.import_module(f"search_spaces.{name}").SPACE
         assert isinstance(space, SearchSpace)

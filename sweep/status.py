@@ -10,8 +10,8 @@ from typing import Any
 
 from rlhf.cli import add_task_option
 from rlhf.errors import run_command
-from sweep.candidate import choose, front
-from sweep.cli import add_sweep_options
+from sweep.candidate import front, ranked
+from sweep.cli import add_sweep_options, task_of
 from sweep.progress import describe
 from sweep.store import tracking_uri
 
@@ -26,9 +26,11 @@ def main() -> None:
 
     ledger = Ledger(tracking_uri(args.tracking_uri))
     sweep = ledger.find(args.name)
+    if args.task:
+        task_of(sweep, args.task)
     trials, candidates = ledger.trials(sweep), ledger.candidates(sweep)
     max_harm = float(sweep.facts["max_harm"])
-    best = choose(candidates, prefer="quality", max_harm=max_harm)
+    best = next(iter(ranked(candidates, prefer="quality", max_harm=max_harm)), None)
     counts = Counter(trial.status for trial in trials)
     if args.json:
         document: dict[str, Any] = {
@@ -49,7 +51,7 @@ def main() -> None:
             print(f"  trial {trial.number} {trial.status}: {trial.reason}")
     print(f"candidates: {len(candidates)}, on the front: {len(front(candidates, max_harm=max_harm))}")
     if best:
-        print(f"best that may ship: trial {best.trial} step {best.step}, quality {best.quality:.3f}, "
+        print(f"best by its scores: trial {best.trial} step {best.step}, quality {best.quality:.3f}, "
               f"worst-family gain {best.worst_gain:+.3f}, KL {best.kl:.2f} ({describe(best.params)})")  # fmt: skip
 
 

@@ -3,13 +3,18 @@
 import os
 from pathlib import Path
 
+_ROOT = Path(__file__).resolve().parents[1]
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 
 
 def project_folder() -> Path:
     """Return the checkout this code runs from; for an installed copy, the current folder."""
-    checkout = Path(__file__).resolve().parents[1]
-    return checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
+    return _ROOT if is_checkout() else Path.cwd()
+
+
+def is_checkout() -> bool:
+    """Say whether this code runs from a checkout of the project rather than an installed copy."""
+    return (_ROOT / "pyproject.toml").exists()
 
 
 def runs_folder() -> Path:

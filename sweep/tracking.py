@@ -26,21 +26,23 @@ import logging
 import mlflow
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
-from mlflow.entities import Experiment, LoggedModel, LoggedModelStatus, Metric, Param, Run, RunTag, ViewType
+from mlflow.entities import Experiment, LoggedModel, LoggedModelStatus, Metric, Param, Run, ViewType
 from mlflow.exceptions import MlflowException
 
 from rlhf.errors import InputError
 from sweep.candidate import Candidate
-from sweep.store import sqlite_path
+from sweep.store import runs_folder, sqlite_path
 
 logging.getLogger("alembic").setLevel(logging.WARNING)
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 
 EVAL, TRAIN = "eval/", "train/"  # metric name prefixes
-_SWEEP, _ROLE, _NUMBER, _REASON = "sweep.name", "sweep.role", "sweep.trial", "sweep.failure"
-_PARAMS, _STEP, _PICK = "sweep.params", "sweep.step", "sweep.pick"
+_SWEEP, _RUN, _ROLE = "sweep.name", "sweep.run", "sweep.role"
+_NUMBER, _REASON, _PARAMS, _STEP, _PICK = "sweep.trial", "sweep.failure", "sweep.params", "sweep.step", "sweep.pick"
+_FACT = "sweep.fact."  # what the sweep was launched with
 _PARENT_RUN = "mlflow.parentRunId"
-FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+_KIND = "mlflow.experimentKind"  # which of its two layouts the UI opens with
+FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 _MAX_TAG = 8000
 _MAX_PARAM = 6000
 _MAX_BATCH = 1000
@@ -107,8 +109,10 @@ class Ledger:
         for sweep in sweeps:
             if sweep.name == name:
                 return sweep
-        known = ", ".join(sweep.name for sweep in sweeps) or "none"
-        raise InputError(f"no sweep {name or 'at all'} in {self.uri}; recorded sweeps: {known}")
+        if not sweeps:
+            raise InputError(f"{self.uri} holds no sweep yet; run one first: python -m sweep.launch --space kl_mix")
+        known = ", ".join(sweep.name for sweep in sweeps)
+        raise InputError(f"no sweep {name} in {self.uri}; recorded sweeps: {known}")
 
     def trials(self, sweep: SweepRecord) -> list[TrialRecord]:
         runs = _all_pages(
@@ -126,7 +130,7 @@ class Ledger:
         """Return every judged checkpoint of a sweep, in the order of trial and step."""
         models = _all_pages(
             lambda token: self._client.search_logged_models(
-                [sweep.experiment_id], f"tags.`{_SWEEP}` = '{sweep.name}'", page_token=token
+                [sweep.experiment_id], f"tags.`{_RUN}` = '{sweep.run_id}'", page_token=token
             )
         )
         ready = [model for model in models if model.status == LoggedModelStatus.READY]
@@ -144,7 +148,7 @@ class Ledger:
     def open_sweep(self, name: str, *, space: str, facts: Mapping[str, str]) -> SweepRecord:
         """Start the parent run of a new sweep."""
         experiment_id = self._experiment(space)
-        tags = {_SWEEP: name, _ROLE: "sweep", **{f"sweep.{key}": value[:_MAX_TAG] for key, value in facts.items()}}
+        tags = {_SWEEP: name, _ROLE: "sweep", **{_FACT + key: value[:_MAX_TAG] for key, value in facts.items()}}
         return _sweep_record(self._client.create_run(experiment_id, tags=tags, run_name=name))
 
     def open_trial(self, sweep: SweepRecord, number: int, config: Mapping[str, Any], params: Mapping[str, Any]) -> str:
@@ -153,7 +157,7 @@ class Ledger:
             _SWEEP: sweep.name, _ROLE: "trial", _NUMBER: str(number), _PARENT_RUN: sweep.run_id,
             _PARAMS: json.dumps(dict(params)),
         }  # fmt: skip
-        run = self._client.create_run(sweep.experiment_id, tags=tags, run_name=f"{sweep.name}-{number:03d}")
+        run = self._client.create_run(sweep.experiment_id, tags=tags, run_name=f"trial-{number:03d}")
         values = [Param(key, _text(value)[:_MAX_PARAM]) for key, value in config.items()]
         self._client.log_batch(run.info.run_id, params=values)
         return str(run.info.run_id)
@@ -185,12 +189,18 @@ class Ledger:
         assert all(map(math.isfinite, metrics.values())), "a judge's figures are finite"
         model = self._client.create_logged_model(
             sweep.experiment_id,
-            name=f"{sweep.name}-{trial:03d}-step-{step}",
+            name=f"trial-{trial:03d}-step-{step}",
             source_run_id=run_id,
-            tags={_SWEEP: sweep.name, _NUMBER: str(trial), _STEP: str(step), _PARAMS: json.dumps(dict(params))},
+            tags={
+                _SWEEP: sweep.name,
+                _RUN: sweep.run_id,
+                _NUMBER: str(trial),
+                _STEP: str(step),
+                _PARAMS: json.dumps(dict(params)),
+            },
             params={key: _text(value) for key, value in params.items()},
             model_type="policy",
-        )
+        )  # fmt: skip
         now = int(time.time() * 1000)
         values = [Metric(EVAL + name, value, now, step, model_id=model.model_id) for name, value in metrics.items()]
         self._client.log_batch(run_id, metrics=values)
@@ -203,6 +213,10 @@ class Ledger:
         if reason:
             self._client.set_tag(run_id, _REASON, reason[:_MAX_TAG])
         self._client.set_terminated(run_id, status)
+
+    def pick_of(self, sweep: SweepRecord) -> str | None:
+        """Return the model id of the noted pick."""
+        return self._client.get_run(sweep.run_id).data.tags.get(_PICK)
 
     def add_text(self, sweep: SweepRecord, name: str, text: str) -> None:
         self._client.log_text(sweep.run_id, text, name)
@@ -230,19 +244,29 @@ class Ledger:
 
     def _experiment(self, space: str) -> str:
         experiment: Experiment | None = self._client.get_experiment_by_name(space)
+        if experiment and experiment.lifecycle_stage != "active":
+            raise InputError(
+                f"experiment {space} in {self.uri} is deleted; restore it: "
+                f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+            )
         if experiment:
             return str(experiment.experiment_id)
-        path = sqlite_path(self.uri)  # a server decides for itself where artifacts go
-        location = (path.parent / "artifacts" / space).as_uri() if path else None
-        return str(self._client.create_experiment(space, artifact_location=location))
+        if self.uri.startswith("http"):  # a tracking server decides for itself where artifacts go
+            location = None
+        else:
+            path = sqlite_path(self.uri)
+            location = ((path.parent if path else runs_folder()) / "artifacts" / space).as_uri()
+        return str(
+            self._client.create_experiment(space, artifact_location=location, tags={_KIND: "custom_model_development"})
+        )
 
 
 def open_ledger(uri: str) -> Ledger:
     """Open a store for writing, creating a SQLite database once, before any other process needs it."""
-    if path := sqlite_path(uri):
-        path.parent.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(uri)
     try:
+        if path := sqlite_path(uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
         ledger._client.search_experiments(view_type=ViewType.ALL, max_results=1)
     except Exception as error:  # the client raises MLflow, SQL and network errors alike
         raise InputError(
@@ -253,7 +277,7 @@ def open_ledger(uri: str) -> Ledger:
 
 def _sweep_record(run: Run) -> SweepRecord:
     tags = run.data.tags
-    facts = {key.removeprefix("sweep."): value for key, value in tags.items() if key.startswith("sweep.")}
+    facts = {key.removeprefix(_FACT): value for key, value in tags.items() if key.startswith(_FACT)}
     info = run.info
     return SweepRecord(tags[_SWEEP], info.run_id, info.experiment_id, info.status, info.start_time / 1000, facts)
 
@@ -281,6 +305,3 @@ def _text(value: Any) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-__all__ = ["FAILED", "FINISHED", "KILLED", "RUNNING", "Ledger", "RunTag", "SweepRecord", "TrialRecord", "open_ledger"]

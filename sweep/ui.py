@@ -28,12 +28,22 @@ def main() -> None:
     if path and not path.exists():
         raise InputError(f"{path}: no record yet; run a sweep first: python -m sweep.launch --space kl_mix")
     _require_free_port(args.host, args.port)
-    say(f"Open http://{args.host}:{args.port} - the sweep's parent run holds front.html. Ctrl-C ends it.")
+    say(f"Starting; in some 15 seconds open {_page(uri, args.host, args.port)} - Ctrl-C ends it.")
+    say("Each sweep is a parent run with its trials under it; its artifacts hold front.html.")
     artifacts = ["--default-artifact-root", (path.parent / "artifacts").as_uri()] if path else []
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, *artifacts,
                "--host", args.host, "--port", str(args.port), "--workers", "1"]  # fmt: skip
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # deprecations inside the server are not the user's business
     os.execv(sys.executable, command)
+
+
+def _page(uri: str, host: str, port: int) -> str:
+    """Return the address of the latest sweep's runs: the start page shows another kind of project."""
+    from sweep.tracking import Ledger  # mlflow takes seconds to import
+
+    sweeps = Ledger(uri).sweeps()
+    return f"http://{host}:{port}/" + (f"#/experiments/{sweeps[0].experiment_id}/runs" if sweeps else "")
 
 
 def _require_free_port(host: str, port: int) -> None:

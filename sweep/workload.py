@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from objectives.certify import Certificate
 from rlhf.errors import InputError
 from search_spaces.space import SearchSpace
 
+DEFAULT_WORKLOAD = "rlhf"
 MODEL_FOLDER = "model"  # inside a trial checkpoint: the files a user would ship
 STATE_FOLDER = "state"  # inside a trial checkpoint: what it takes to go on
 
@@ -52,6 +54,10 @@ class Workload(Protocol):
         """Raise `InputError` with every setting of the space that this workload cannot use."""
         ...
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a user should know before the first trial, such as why nothing could be certified."""
+        ...
+
     def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         """Resolve a trial's parameters to the full configuration, as it is recorded."""
         ...
@@ -61,10 +67,36 @@ class Workload(Protocol):
         ...
 
 
+class Certifier(Protocol):
+    """Certify the files of one frozen checkpoint on data that no search has seen."""
+
+    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> Certificate: ...
+
+
+def open_certifier(name: str, task_dir: Path) -> Certifier:
+    """Make the certifier of a workload by name. Raises `InputError` for an unknown name or a bad task."""
+    from sweep.rlhf_workload import RlhfCertifier  # torch takes seconds to import
+
+    _require_known(name)
+    return RlhfCertifier.open(task_dir)
+
+
+def _require_known(name: str) -> None:
+    if name != DEFAULT_WORKLOAD:
+        raise InputError(f"workload must be {DEFAULT_WORKLOAD}, got {name!r}")
+
+
+def check_task(name: str, task_dir: Path) -> None:
+    """Raise `InputError` with everything wrong with a task that can be found by reading it."""
+    from sweep.rlhf_workload import read_task  # torch takes seconds to import
+
+    _require_known(name)
+    read_task(task_dir)
+
+
 def open_workload(name: str, task_dir: Path, space: SearchSpace) -> Workload:
     """Make a workload by name. Raises `InputError` for an unknown name or a bad task."""
     from sweep.rlhf_workload import RlhfWorkload  # torch takes seconds to import
 
-    if name != "rlhf":
-        raise InputError(f"workload must be rlhf, got {name!r}")
+    _require_known(name)
     return RlhfWorkload.open(task_dir, space)

@@ -3,6 +3,7 @@
 A quarter of the expert labels is withheld from it, so that the judge has seen labels that the reward has not.
 """
 
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,16 @@ def prepare(task_dir: Path, config: dict[str, Any]) -> None:
 
 
 def transform(records: list[dict[str, Any]], response_tokens: list[list[str]], rewards: list[float]) -> list[float]:
-    return [_quality(record, response) for record, response in zip(records, response_tokens, strict=True)]
+    cells = {id(record): _cells(record) for record in records}  # a prompt's record comes once for each response
+    return [
+        sum(map(getitem, cells[id(record)], response)) / len(response)
+        for record, response in zip(records, response_tokens, strict=True)
+    ]
 
 
-def _quality(record: dict[str, Any], response: list[str]) -> float:
+def _cells(record: dict[str, Any]) -> list[dict[str, float]]:
+    """Return each position's probabilities of being correct, by token."""
     family, attrs = record["family"], record["attrs"]
-    positions = zip(_correct[family], _attribute[family], response, strict=True)
-    return sum(by_value[attrs[attribute]][token] for by_value, attribute, token in positions) / len(response)
+    return [
+        by_value[attrs[attribute]] for by_value, attribute in zip(_correct[family], _attribute[family], strict=True)
+    ]

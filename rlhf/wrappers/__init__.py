@@ -16,13 +16,13 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 
 from rlhf.config import RunConfig
 from rlhf.data import Record
 from rlhf.errors import InputError
-from rlhf.json_values import is_number
 from rlhf.taskdir import resolve_path
 
 ENTRY_POINT_GROUP = "rlhf.reward_wrappers"
@@ -34,15 +34,16 @@ _numbers = itertools.count()
 class RewardWrapper:
     """Call a wrapper module and check what it returns."""
 
-    def __init__(self, name: str, module: ModuleType) -> None:
+    def __init__(self, name: str, module: ModuleType, *, file: str) -> None:
         self.name = name
         self._module = module
+        self._file = file
         self.uses_rewards: bool = getattr(module, "USES_REWARDS", True)
 
     @property
     def place(self) -> str:
         """Say file and line of `transform`."""
-        return f"{self._module.__file__}:{self._module.transform.__code__.co_firstlineno}"
+        return f"{self._file}:{self._module.transform.__code__.co_firstlineno}"
 
     def prepare(self, task_dir: Path, config: RunConfig) -> None:
         if not hasattr(self._module, "prepare"):
@@ -52,7 +53,7 @@ class RewardWrapper:
         except InputError:
             raise
         except Exception as error:  # a user's code may raise anything
-            raise InputError(f"{self._module.__file__}: prepare raised {type(error).__name__}: {error}") from error
+            raise InputError(f"{self._file}: prepare raised {type(error).__name__}: {error}") from error
 
     def __call__(
         self, records: Sequence[Record], response_tokens: Sequence[Sequence[str]], rewards: Sequence[float]
@@ -66,42 +67,46 @@ class RewardWrapper:
             found = f"{len(shaped)} rewards" if isinstance(shaped, list | tuple) else type(shaped).__name__
             raise InputError(f"{self.place}: transform must return a list of {len(records)} rewards, got {found}")
         for row, reward in enumerate(shaped):
-            if not is_number(reward) or abs(reward) > _MAX_REWARD:
+            if isinstance(reward, bool) or not isinstance(reward, Real) or not abs(float(reward)) <= _MAX_REWARD:
                 raise InputError(f"{self.place}: transform must return finite numbers, got {reward!r} at row {row}")
-        return list(shaped)
+        return [float(reward) for reward in shaped]
 
 
 def wrapper_names() -> list[str]:
     return sorted(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
-def load_wrapper(name: str | None, task_dir: Path) -> RewardWrapper:
-    """Load a wrapper by entry-point name or path. Raises `InputError` if there is none, or it is malformed."""
+def load_wrapper(name: str | None, task_dir: Path, *, shown: str | None = None) -> RewardWrapper:
+    """Load a wrapper by entry-point name or path; messages call its file `shown`, where it was copied from there.
+
+    Raises `InputError` if there is none, or it is malformed.
+    """
     name = name or DEFAULT_WRAPPER
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return RewardWrapper(name, _fresh_module(entry.module, name))
+        return RewardWrapper(name, _fresh_module(entry.module, entry.module), file=entry.module)
     path = resolve_path(name, task_dir)
     if not path.is_file():
         raise InputError(
             f"reward_wrapper must be one of {', '.join(wrapper_names())}, or a path to a Python file; got {name!r}"
         )
-    return RewardWrapper(name, _fresh_module(path, name))
+    file = shown or str(path)
+    return RewardWrapper(name, _fresh_module(path, file), file=file)
 
 
-def _fresh_module(source: str | Path, name: str) -> ModuleType:
+def _fresh_module(source: str | Path, file: str) -> ModuleType:
     if isinstance(source, Path):
         spec = importlib.util.spec_from_file_location(f"reward_wrapper_{next(_numbers)}_{source.stem}", source)
     else:
         spec = importlib.util.find_spec(source)
     if spec is None or spec.loader is None:
-        raise InputError(f"reward_wrapper {name!r}: {source} cannot be imported; a wrapper is a .py file")
+        raise InputError(f"{file}: cannot be imported; a reward wrapper is a .py file")
     module = importlib.util.module_from_spec(spec)
     if isinstance(source, Path):
         sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # importing runs a user's code
-        raise InputError(f"{source}: importing it raised {type(error).__name__}: {error}") from error
+        raise InputError(f"{file}: importing it raised {type(error).__name__}: {error}") from error
     if not hasattr(getattr(module, "transform", None), "__code__"):
-        raise InputError(f"{source}: a reward wrapper must define transform(records, response_tokens, rewards)")
+        raise InputError(f"{file}: a reward wrapper must define transform(records, response_tokens, rewards)")
     return module

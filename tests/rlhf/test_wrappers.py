@@ -140,7 +140,7 @@ def test_a_malformed_file_is_reported_by_its_path(
 
 
 def test_a_file_that_is_not_python_is_refused(write_wrapper: Callable[..., RewardWrapper]) -> None:
-    with pytest.raises(InputError, match=r"a wrapper is a \.py file"):
+    with pytest.raises(InputError, match=r"a reward wrapper is a \.py file"):
         write_wrapper("transform", "mine.txt")
 
 

@@ -91,7 +91,7 @@ def test_wrapper_that_returns_nonsense(refuse, tmp_path, body, message) -> None:
         "                    fixed={'reward_wrapper': 'wrapper.py'})\n"
     )
     said = refuse(sweep.launch, "--space", str(space))
-    assert "wrapper.py:2: " in said
+    assert f"{tmp_path}/wrapper.py:2: " in said
     assert message in said
 
 
@@ -126,7 +126,58 @@ def test_space_with_unknown_settings_and_values(refuse, tmp_path) -> None:
         "    'reward_wrapper': CategoricalDistribution(('raw', 'absent.py'))})\n"
     )
     said = refuse(sweep.launch, "--space", str(space))
+    assert "unknown setting 'kl_coeff'; known: family_weights, kl_coef" in said
+    assert "prompt_mix must be one of balanced, pilot, no_low_traffic, weakest, got 'hardest'" in said
     assert "absent.py" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{'policy_init': 'runs/fourfam-s800'}", "unknown setting 'policy_init'"),
+        ("{'prompt_file': 'data/prompts_dev.jsonl'}", "unknown setting 'prompt_file'"),
+        ("{'family_weights': {'nosuch': 1}}", "unknown family 'nosuch'"),
+        ("{'family_weights': {'dune': 1}, 'prompt_mix': 'pilot'}", "not both"),
+        ("{'steps': 'x'}", "fixed steps must be a whole number"),
+        ("{'batch_prompts': 0}", "batch_prompts must be a whole number from 1"),
+    ],
+)
+def test_space_with_fixed_settings_no_trial_could_use(refuse, tmp_path, settings, message) -> None:
+    space = tmp_path / "space.py"
+    space.write_text(
+        "from optuna.distributions import FloatDistribution\n"
+        "from search_spaces.space import SearchSpace\n"
+        "KL = {'kl_coef': FloatDistribution(0.1, 0.2)}\n"
+        f"SPACE = SearchSpace(name='mine', distributions=KL, fixed={settings})\n"
+    )
+    assert message in refuse(sweep.launch, "--space", str(space))
+
+
+def test_a_bad_choice_in_the_middle(refuse, tmp_path) -> None:
+    space = tmp_path / "space.py"
+    space.write_text(
+        "from optuna.distributions import CategoricalDistribution\n"
+        "from search_spaces.space import SearchSpace\n"
+        "SPACE = SearchSpace(name='mine', distributions={'batch_prompts': CategoricalDistribution((8, 'x', 16))})\n"
+    )
+    assert "batch_prompts must be a whole number" in refuse(sweep.launch, "--space", str(space))
+
+
+def test_nothing_left_to_vary(refuse, tmp_path) -> None:
+    space = tmp_path / "space.py"
+    space.write_text(
+        "from optuna.distributions import IntDistribution\n"
+        "from search_spaces.space import SearchSpace\n"
+        "SPACE = SearchSpace(name='mine', distributions={'steps': IntDistribution(200, 800)})\n"
+    )
+    said = refuse(sweep.launch, "--space", str(space), "--max-steps", "100")
+    assert "space mine with at most 100 steps: distributions is empty" in said
+
+
+def test_space_and_task_are_both_checked(refuse) -> None:
+    said = refuse(sweep.launch, "--space", "no_such_space", "--task", "/nowhere", "--concurrency", "1000")
+    for problem in ("--space must be one of", "/nowhere: no such task directory", "--concurrency must be at most"):
+        assert problem in said
 
 
 def test_space_outside_a_runs_limits(refuse, tmp_path) -> None:
@@ -151,6 +202,12 @@ def test_more_cpus_than_there_are(refuse) -> None:
     assert "--concurrency must be at most" in refuse(sweep.launch, "--space", "smoke", "--concurrency", "1000")
 
 
+@pytest.mark.parametrize("option", ["--storage-path", "--tracking-uri"])
+def test_places_that_cannot_be_written(refuse, option) -> None:
+    value = "/proc/nope" if option == "--storage-path" else "sqlite:////proc/nope/mlflow.db"
+    assert "/proc/nope" in refuse(sweep.launch, "--space", "smoke", option, value)
+
+
 def test_unreachable_tracking_server(refuse) -> None:
     said = refuse(sweep.launch, "--space", "smoke", "--tracking-uri", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 cannot be read" in said
@@ -169,6 +226,6 @@ def test_name_that_exists(first_sweep, monkeypatch, capsys) -> None:
 
 
 def test_commands_without_a_sweep(refuse) -> None:
-    assert "recorded sweeps: none" in refuse(sweep.pick)
-    assert "recorded sweeps: none" in refuse(sweep.status, "--name", "absent")
+    assert "holds no sweep yet; run one first" in refuse(sweep.pick)
+    assert "holds no sweep yet; run one first" in refuse(sweep.status, "--name", "absent")
     assert "no record yet; run a sweep first" in refuse(sweep.ui)

@@ -56,12 +56,12 @@ def test_one_parent_and_a_child_for_each_trial_all_finished(runs) -> None:
 
 def test_parent_says_what_was_run(runs, client) -> None:
     tags = parent_of(runs).data.tags
-    assert "sweep.launch --tracking-uri" in tags["sweep.command"]
-    assert len(tags["sweep.task_digest"]) == 64
-    assert "torch=2." in tags["sweep.versions"]
-    assert tags["sweep.code"]
+    assert "sweep.launch --tracking-uri" in tags["sweep.fact.command"]
+    assert len(tags["sweep.fact.task_digest"]) == 64
+    assert "torch=2." in tags["sweep.fact.versions"]
+    assert tags["sweep.fact.code"]
     artifacts = {file.path for file in client.list_artifacts(parent_of(runs).info.run_id)}
-    assert "front.html" in artifacts
+    assert {"front.html", "space.json"} <= artifacts
 
 
 def test_child_has_every_config_key_and_training_curve(runs, client) -> None:
@@ -133,11 +133,52 @@ def test_a_failing_trial_is_recorded_with_its_reason_and_does_not_stop_the_searc
     assert "1 failed" in done.stderr
 
 
+def test_a_trial_that_cannot_start_is_recorded_and_a_sweep_without_candidates_fails(place) -> None:
+    wrapper = place.folder / "cannot_start.py"
+    wrapper.write_text(
+        "import os\n"
+        "def prepare(task_dir, config):\n"
+        "    if config['steps'] == 10:\n"
+        "        raise ValueError('no licence on this machine')\n"
+        "def transform(records, response_tokens, rewards):\n"
+        "    return rewards\n"
+    )
+    space = place.folder / "cannot_start_space.py"
+    space.write_text(
+        "from optuna.distributions import FloatDistribution\n"
+        "from search_spaces.space import SearchSpace\n"
+        "SPACE = SearchSpace(name='cannot_start', distributions={'kl_coef': FloatDistribution(0.01, 0.2)},\n"
+        f"    fixed={{'reward_wrapper': {str(wrapper)!r}}}, max_steps=10, rungs=1, trials=2)\n"
+    )
+    done = place.run("sweep.launch", "--space", str(space), "--name", "none-starts")
+    assert done.returncode == 1, done.stderr
+    ledger = Ledger(place.uri)
+    trials = ledger.trials(ledger.find("none-starts"))
+    assert [trial.status for trial in trials] == ["FAILED", "FAILED"]
+    assert "no licence on this machine" in str(trials[0].reason)
+    assert str(wrapper) in str(trials[0].reason)
+
+
+@pytest.mark.slow
+def test_time_budget_ends_with_a_closed_record_and_its_reason(place) -> None:
+    options = ["--trials", "500", "--max-steps", "60", "--time-budget-s", "40"]
+    done = place.run("sweep.launch", "--space", "smoke", *options, "--name", "out-of-time")
+    assert done.returncode == 0, done.stderr
+    ledger = Ledger(place.uri)
+    sweep = ledger.find("out-of-time")
+    assert sweep.status == "FINISHED"
+    reasons = {trial.reason for trial in ledger.trials(sweep) if trial.status != "FINISHED"}
+    assert reasons <= {"the time budget of 40 s ran out"}
+    assert len(ledger.candidates(sweep)) >= 1
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_leaves_a_closed_readable_record(place, sent) -> None:
-    name = f"interrupted-{sent.name}"
-    command = place.command("sweep.launch", "--space", "smoke", "--trials", "40", "--max-steps", "60", "--name", name)
+@pytest.mark.parametrize("concurrency", ["1", "2"])
+def test_interrupt_leaves_a_closed_readable_record(place, sent, concurrency) -> None:
+    name = f"interrupted-{sent.name}-{concurrency}"
+    options = ["--trials", "40", "--max-steps", "60", "--concurrency", concurrency]
+    command = place.command("sweep.launch", "--space", "smoke", *options, "--name", name)
     driver = subprocess.Popen(
         command, cwd=place.folder, env=place.environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )

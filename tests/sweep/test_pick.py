@@ -28,7 +28,36 @@ def test_json_gives_candidate_scores_and_reason(pick) -> None:
     assert document["sweep"] == "first"
     assert document["picked"]["metrics"]["worst_family_harm"] <= 0.03
     assert document["picked"]["metrics"]["balanced_gain"] >= 0.03
-    assert "highest balanced quality" in document["why"]
+    assert "the highest balanced quality of the certified finalists" in document["why"]
+    certificate = document["certificate"]
+    assert certificate["certified"] is True
+    assert certificate["n_finalists"] == 3
+    assert certificate["balanced_gain_lower"] < certificate["balanced_gain"]
+    assert certificate["selection_balanced_gain"] == document["picked"]["metrics"]["balanced_gain"]
+
+
+def test_the_terminal_shows_the_certificate(pick) -> None:
+    status, out, err = pick()
+    assert status == 0
+    assert "certifying 3 finalists" in err
+    assert "CERTIFIED" in out
+    assert "optimism" in out
+
+
+def test_finalists_that_cannot_be_certified_are_not_picked(pick, monkeypatch) -> None:
+    monkeypatch.setattr("objectives.fit_checks.MIN_EXPERT_LABELS", 101)
+    status, out, _ = pick("--json")
+    document = json.loads(out)
+    assert status == 3
+    assert document["picked"] is None
+    assert "none of the 3 finalists of sweep first could be certified" in document["why"]
+    assert "101" in document["certificate"]["reasons"][0]
+
+
+def test_a_task_that_is_not_the_sweeps_is_refused(pick, tiny_task) -> None:
+    status, _, err = pick("--task", str(tiny_task))
+    assert status == 2
+    assert "is not the task that sweep first was run on" in err
 
 
 def test_out_writes_a_checkpoint_that_loads_and_the_pick(pick, tmp_path) -> None:
@@ -47,8 +76,8 @@ def test_out_never_overwrites(pick, tmp_path) -> None:
 
 def test_pick_is_noted_on_the_parent_run(pick, first_sweep) -> None:
     _, out, _ = pick("--prefer", "low-kl", "--json")
-    tags = Ledger(first_sweep.uri).find("first").facts
-    assert tags["pick"] == json.loads(out)["picked"]["model_id"]
+    ledger = Ledger(first_sweep.uri)
+    assert ledger.pick_of(ledger.find("first")) == json.loads(out)["picked"]["model_id"]
 
 
 def test_register_makes_a_model_version(pick) -> None:
@@ -58,7 +87,7 @@ def test_register_makes_a_model_version(pick) -> None:
 
 
 def test_nothing_feasible_shows_the_nearest_and_exits_3(pick, monkeypatch) -> None:
-    monkeypatch.setattr("sweep.candidate.MIN_BALANCED_GAIN", 0.9)
+    monkeypatch.setattr("objectives.release.MIN_BALANCED_GAIN", 0.9)
     status, out, _ = pick()
     assert status == 3
     assert "No pick: none of the 6 candidates of sweep first meets the release rule." in out

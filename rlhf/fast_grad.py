@@ -1,0 +1,171 @@
+"""The policy's backward pass by hand, over what a `Rollout` kept: all positions at once, no second forward pass.
+
+Same layout as `rlhf.fast_policy`: (features, columns). With d for the gradient of the loss:
+
+    Y = W X                          dW = dY X'       dX = W' dY
+    n = x r, r = rsqrt(mean(x x))    dx = r (dn - n mean(dn n))
+    o = sum_s p_s v_s                dv_s = p_s do    dp_s = do . v_s
+    p = softmax(z), z_s = q . k_s    dz = p (dp - sum_s p_s dp_s)    dq = sum_s dz_s k_s    dk_s = dz_s q
+"""
+
+import torch
+from torch import nn
+
+from rlhf.fast_policy import Attend, Folded, FoldedLayer, LayerBuffers, Rollout, attention_views
+
+
+def logit_gradient(rollout: Rollout, advantage: torch.Tensor) -> torch.Tensor:
+    """Return the gradient (R, V, B) of `-(advantage * sum_t log pi).mean()` by the logits over temperature.
+
+    For token v it is advantage (pi_v - [v was taken]) / B. advantage: (N * G,), the G of each prompt side by side.
+    """
+    gradient = rollout.logp.exp()
+    gradient.scatter_add_(1, rollout.tokens[:, None], torch.full_like(gradient[:, :1], -1))
+    return gradient.mul_(rollout.to_columns(advantage[:, None]) / len(advantage))
+
+
+class Backward:
+    """Turn the gradient by a rollout's logits into those by the policy's parameters, in buffers made once.
+
+    All gradients lie side by side in `flat`, and every parameter's `.grad` is a view of it: clipping is one norm.
+    """
+
+    def __init__(self, policy: nn.Module, rollout: Rollout) -> None:
+        named, config, n_columns = dict(policy.named_parameters()), rollout.config, len(rollout.ids)
+        self.flat = torch.zeros(sum(p.numel() for p in named.values()))
+        self._weights = {name: p.detach() for name, p in named.items()}
+        parts = self.flat.split([p.numel() for p in named.values()])
+        self._grads = {name: part.view_as(named[name]) for name, part in zip(named, parts, strict=True)}
+        for name, parameter in named.items():
+            parameter.grad = self._grads[name]
+        self._rollout, self._n_prompt_columns = rollout, config.prompt_len * rollout.n_prompts
+        self._dx, self._dread, self._product = (torch.empty(config.d_model, n_columns) for _ in range(3))
+        self._dinner = torch.empty(config.d_ff, n_columns)
+        self._dprompt = torch.empty_like(rollout.layers[0].prompt_qkv)
+        self._dcache = torch.empty_like(rollout.layers[0].cache)
+        self._dlogits = torch.empty(rollout.logp.shape[1], rollout.final.shape[1])
+        self._mean = torch.full((1, config.d_model), 1 / config.d_model)
+
+    @torch.no_grad()
+    def __call__(self, folded: Folded, dlogits: torch.Tensor, *, temperature: float) -> None:
+        """Write the parameters' gradients for dlogits (R, V, B); both arguments as `fold` and the rollout had them."""
+        rollout, N = self._rollout, self._rollout.n_prompts
+        start = self._n_prompt_columns - N  # only the last of a prompt's columns predicts, and for the whole group
+        torch.sum(dlogits[0].unflatten(1, (-1, N)), 1, out=self._dlogits[:, :N])
+        self._dlogits[:, N:].unflatten(1, (-1, dlogits.shape[2])).copy_(dlogits[1:].transpose(0, 1))
+        self._dx.zero_()
+        dread = torch.mm(folded.head[:, :-1].t(), self._dlogits, out=self._dread[:, start:])
+        self._add_norm_gradient(self._dx[:, start:], dread, rollout.final[:-1], rollout.final_rstd)
+        dhead = _weight_gradient(self._dlogits, rollout.final).div_(temperature)
+        self._unfold_reader("ln", "head", dhead, rows=slice(rollout.first_id, None))
+        for n in reversed(range(len(folded.layers))):
+            self._block(f"blocks.{n}", folded.layers[n], rollout.layers[n])
+        self._embeddings()
+
+    def clip(self, max_norm: float) -> float:
+        """Scale all gradients down to a joint norm of `max_norm`, and return the norm that they had."""
+        norm = self.flat.norm().item()
+        if norm > max_norm:
+            self.flat.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def _block(self, name: str, weights: FoldedLayer, buffers: LayerBuffers) -> None:
+        """Take `_dx` (K, C) from behind a block to before it, and write the block's gradients."""
+        dx, dread, split = self._dx, self._dread, self._n_prompt_columns
+        self._unfold_writer(f"{name}.ff.2", _weight_gradient(dx, buffers.active))
+        torch.mm(weights.down[:, :-1].t(), dx, out=self._dinner)
+        torch.ops.aten.gelu_backward.grad_input(self._dinner, buffers.inner, grad_input=self._dinner)
+        self._unfold_reader(f"{name}.ln2", f"{name}.ff.0", _weight_gradient(self._dinner, buffers.read2))
+        torch.mm(weights.up[:, :-1].t(), self._dinner, out=dread)
+        self._add_norm_gradient(dx, dread, buffers.read2[:-1], buffers.rstd2)
+        self._unfold_writer(f"{name}.attn.out", _weight_gradient(dx, buffers.mixed))
+        torch.mm(weights.out[:, :-1].t(), dx, out=dread)
+        dprompt, drest = self._attention(buffers)
+        dqkv = _weight_gradient(dprompt, buffers.prompt.read1)
+        torch.mm(weights.qkv[:, :-1].t(), dprompt, out=dread[:, :split])
+        if buffers.steps:
+            dqkv += _weight_gradient(drest, buffers.rest.read1)
+            torch.mm(weights.qkv[:, :-1].t(), drest, out=dread[:, split:])
+        dqkv[: len(dx)] *= (len(dx) // self._rollout.config.n_heads) ** -0.5
+        self._unfold_reader(f"{name}.ln1", f"{name}.attn.qkv", dqkv)
+        self._add_norm_gradient(dx, dread, buffers.read1[:-1], buffers.rstd1)
+
+    def _attention(self, buffers: LayerBuffers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients by (queries, keys, values) of prompts and of responses, given `_dread` by mixtures."""
+        config, N, B = self._rollout.config, self._rollout.n_prompts, self._rollout.tokens.shape[1]
+        H, P, split = config.n_heads, config.prompt_len, self._n_prompt_columns
+        heads = self._dread.view(H, -1, len(self._rollout.ids))
+        dcache, dprompt = self._dcache.view(3, H, -1, P + len(buffers.steps), B), self._dprompt.view(3, H, -1, P, N)
+        for t in reversed(range(len(buffers.steps))):
+            views, dmixed = buffers.attend[t], heads[:, :, None, split + t * B : split + (t + 1) * B]
+            dquery, dkeys, dvalues = attention_views(dcache, P + t)
+            dscores = _score_gradient(views, dmixed)
+            torch.mul(dscores, views.keys, out=views.work)
+            torch.sum(views.work, 2, keepdim=True, out=dquery)
+            if t + 1 == len(buffers.steps):  # the last position sees all keys: its gradient comes first
+                torch.mul(dscores, views.query, out=dkeys)
+                torch.mul(views.probs, dmixed, out=dvalues)
+            else:
+                dkeys.addcmul_(dscores, views.query)
+                dvalues.addcmul_(views.probs, dmixed)
+        views, dmixed = buffers.attend_prompt, heads[:, :, :split].unflatten(2, (P, 1, N))
+        dscores = _score_gradient(views, dmixed)
+        factors = (dscores, views.keys, 3), (dscores, views.query, 2), (views.probs, dmixed, 2)
+        for gradient, (left, right, dim) in zip(dprompt, factors, strict=True):
+            torch.sum(torch.mul(left, right, out=views.work), dim, out=gradient)
+        if buffers.steps:
+            dprompt[1:] += dcache[1:, :, :, :P].unflatten(4, (-1, N)).sum(4)
+        return self._dprompt, self._dcache[:, P * B :]
+
+    def _add_norm_gradient(self, dx: torch.Tensor, dnorm: torch.Tensor, norm: torch.Tensor, rstd: torch.Tensor) -> None:
+        """Add r (dn - n mean(dn n)) to dx, all (K, C). Overwrites dnorm."""
+        product = torch.mul(dnorm, norm, out=self._product[:, : dx.shape[1]])
+        dx.addcmul_(dnorm.addcmul_(norm, torch.mm(self._mean, product), value=-1), rstd)
+
+    def _unfold_reader(self, norm: str, linear: str, folded: torch.Tensor, rows: slice = slice(None)) -> None:
+        """Undo `[W g | W b + bias]`: dW = dW' g + db' b', dg = sum(dW' W), db = W' db'. `rows` of W were folded."""
+        weight, gradient, (body, shift) = self._weights[f"{linear}.weight"][rows], self._grads, _halves(folded)
+        gain, offset = self._weights[f"{norm}.weight"], self._weights[f"{norm}.bias"]
+        torch.mul(body, gain, out=gradient[f"{linear}.weight"][rows]).addr_(shift, offset)
+        if f"{linear}.bias" in gradient:
+            gradient[f"{linear}.bias"].copy_(shift)
+        torch.sum(body * weight, 0, out=gradient[f"{norm}.weight"])
+        torch.mv(weight.t(), shift, out=gradient[f"{norm}.bias"])
+
+    def _unfold_writer(self, linear: str, folded: torch.Tensor) -> None:
+        body, shift = _halves(folded - folded.mean(0))
+        self._grads[f"{linear}.weight"].copy_(body)
+        self._grads[f"{linear}.bias"].copy_(shift)
+
+    def _embeddings(self) -> None:
+        split, N, P = self._n_prompt_columns, self._rollout.n_prompts, self._rollout.config.prompt_len
+        tok, pos = self._grads["tok.weight"], self._grads["pos.weight"]
+        tok.t().zero_().index_add_(1, self._rollout.ids, self._dx)
+        torch.sum(self._dx[:, :split].unflatten(1, (P, N)), 2, out=pos[:P].t())
+        torch.sum(
+            self._dx[:, split:].unflatten(1, (len(pos) - P - 1, self._rollout.tokens.shape[1])), 2, out=pos[P:-1].t()
+        )
+        tok -= tok.mean(1, keepdim=True)
+        pos -= pos.mean(1, keepdim=True)
+
+
+def _halves(folded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return folded[:, :-1], folded[:, -1]
+
+
+def _weight_gradient(dy: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    """Return dY X' (outputs, inputs + 1) for dy (outputs, C) and read (inputs + 1, C), whose last row is ones.
+
+    The sum in place of the last column: a product with an odd number of rows costs a fifth more.
+    """
+    gradient = dy.new_empty(len(dy), len(read))
+    torch.mm(dy, read[:-1].t(), out=gradient[:, :-1])
+    torch.sum(dy, 1, out=gradient[:, -1])
+    return gradient
+
+
+def _score_gradient(views: Attend, dmixed: torch.Tensor) -> torch.Tensor:
+    """Return p (dp - sum_s p_s dp_s), shaped like `views.probs`. Overwrites the scores."""
+    torch.mul(views.values, dmixed, out=views.work)
+    weighted = torch.sum(views.work, 1, keepdim=True, out=views.scores).mul_(views.probs)
+    return weighted.addcmul_(views.probs, weighted.sum(-2, keepdim=True), value=-1)

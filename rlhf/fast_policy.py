@@ -1,0 +1,336 @@
+"""The policy's forward pass by hand: features lead, rows trail, keys and values are kept, a prompt runs once a group.
+
+At these sizes a plain forward spends its time in softmax over a dozen entries, LayerNorm over 64 and the module
+system. Here every tensor is (features, columns): whatever is not a matrix product runs over long contiguous columns.
+A column is one token: first the prompts' (position, prompt), then the responses' (position, member, prompt).
+
+Weights are folded once a step (`fold`): LayerNorm's gain and bias, the softmax scale and the temperature go into the
+matrix that reads the normalised values; biases are one more matrix column, met by a row of ones. The residual stream
+is read only through LayerNorm, which subtracts its mean; so its writers are centred instead, and LayerNorm becomes
+division by the root mean square.
+
+Left out: autograd. `rlhf.fast_grad` is the backward pass over what `Rollout` keeps.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from rlhf.transformer import Block, ModelConfig, Trunk
+
+LN_EPS = 1e-5
+
+
+class FoldedLayer(NamedTuple):
+    """Hold one block's matrices, each with its bias as last column; K = d_model."""
+
+    qkv: torch.Tensor  # (3K, K + 1), query rows divided by sqrt(head_dim)
+    out: torch.Tensor  # (K, K + 1), columns of mean zero
+    up: torch.Tensor  # (d_ff, K + 1)
+    down: torch.Tensor  # (K, d_ff + 1), columns of mean zero
+
+
+class Folded(NamedTuple):
+    """Hold a transformer's weights as the fast pass reads them."""
+
+    tok: torch.Tensor  # (K, vocab), columns of mean zero
+    pos: torch.Tensor  # (K, seq_len), columns of mean zero
+    layers: list[FoldedLayer]
+    head: torch.Tensor  # (outputs, K + 1)
+
+
+def fold(trunk: Trunk, head: torch.Tensor, head_bias: torch.Tensor | None = None) -> Folded:
+    """Fold weights; `head` (outputs, K) is what reads the final LayerNorm."""
+    tok, pos = trunk.tok.weight, trunk.pos.weight
+    return Folded(
+        tok=(tok - tok.mean(1, keepdim=True)).t().contiguous(),
+        pos=(pos - pos.mean(1, keepdim=True)).t().contiguous(),
+        layers=[_fold_block(block) for block in trunk.blocks],  # type: ignore[arg-type]
+        head=_reader(trunk.ln, head, head_bias),
+    )
+
+
+def _fold_block(block: Block) -> FoldedLayer:
+    attn, ff = block.attn, block.ff
+    qkv = _reader(block.ln1, attn.qkv.weight, attn.qkv.bias)
+    width = qkv.shape[1] - 1
+    qkv[:width] *= (width // attn.n_heads) ** -0.5
+    return FoldedLayer(
+        qkv=qkv,
+        out=_writer(attn.out.weight, attn.out.bias),
+        up=_reader(block.ln2, ff[0].weight, ff[0].bias),  # type: ignore[arg-type]
+        down=_writer(ff[2].weight, ff[2].bias),  # type: ignore[arg-type]
+    )
+
+
+def _reader(norm: nn.LayerNorm, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Fold `W (g * x + b) + bias` into `[W * g | W b + bias]`."""
+    shift = torch.mv(weight, norm.bias) if bias is None else torch.addmv(bias, weight, norm.bias)
+    return torch.cat([weight * norm.weight, shift[:, None]], 1)
+
+
+def _writer(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Fold a product that is added to the residual stream, its mean over features removed."""
+    both = torch.cat([weight, bias[:, None]], 1)
+    return both - both.mean(0)
+
+
+class Part(NamedTuple):
+    """Hold one layer's values on C columns: views, made once, since slicing costs as much as computing."""
+
+    read1: torch.Tensor  # (K + 1, C): normalised input of attention, and ones
+    norm1: torch.Tensor  # (K, C): the same without the ones
+    rstd1: torch.Tensor  # (1, C)
+    qkv: torch.Tensor  # (3K, C)
+    mixed: torch.Tensor  # (K + 1, C): attention's mixture of values, and ones
+    read2: torch.Tensor  # (K + 1, C): normalised input of the feed-forward, and ones
+    norm2: torch.Tensor
+    rstd2: torch.Tensor
+    inner: torch.Tensor  # (d_ff, C): before GELU
+    active: torch.Tensor  # (d_ff + 1, C): after GELU, and ones
+    gelu: torch.Tensor  # (d_ff, C): the same without the ones
+
+
+class Attend(NamedTuple):
+    """Hold what queries attend with; Q queries, S keys, columns last. For one response position Q is left out."""
+
+    query: torch.Tensor  # (H, D, Q, 1, N) or (H, D, 1, B)
+    keys: torch.Tensor  # (H, D, 1, S, N) or (H, D, S, B)
+    values: torch.Tensor  # like keys
+    probs: torch.Tensor  # (H, 1, Q, S, N) or (H, 1, S, B)
+    mixed: torch.Tensor  # (H, D, Q, N) or (H, D, B)
+    scores: torch.Tensor  # like probs: shared scratch
+    work: torch.Tensor  # (H, D, Q, S, N) or (H, D, S, B): shared scratch
+
+
+class Predict(NamedTuple):
+    """Hold the views with which one response position is predicted."""
+
+    ids: torch.Tensor  # (B,): the token before it, as vocabulary ids
+    read: torch.Tensor  # (K + 1, B): normalised hidden state, and ones
+    norm: torch.Tensor
+    rstd: torch.Tensor
+    logits: torch.Tensor  # (V, B): shared scratch
+    logp: torch.Tensor  # (V, B)
+
+
+class LayerBuffers:
+    """Keep one layer's activations of a batch: N prompts of P tokens, G responses each, R response tokens.
+
+    The last response token is never an input. `cache` holds the responses' queries, keys and values behind the
+    prompt's keys and values, which are written out for each of the group: with whole columns contiguous, one
+    product and one sum over features beat a batched product of (P, D) by (D, G) matrices.
+    """
+
+    def __init__(self, config: ModelConfig, n_prompts: int, group: int, work: torch.Tensor) -> None:
+        K, H, P, N, B = config.d_model, config.n_heads, config.prompt_len, n_prompts, n_prompts * group
+        D, steps = K // H, config.resp_len - 1
+        split, n_columns = P * N, P * N + steps * B
+        self.read1, self.read2, self.mixed = (with_ones(K, n_columns) for _ in range(3))
+        self.rstd1, self.rstd2 = torch.empty(1, n_columns), torch.empty(1, n_columns)
+        self.inner, self.active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
+        self.prompt_qkv, self.cache = torch.empty(3 * K, split), torch.empty(3 * K, (P + steps) * B)
+        self.prompt = self._part(0, split, self.prompt_qkv)
+        self.rest = self._part(split, n_columns, self.cache[:, P * B :])
+        self.steps = [
+            self._part(split + t * B, split + (t + 1) * B, self.cache[:, (P + t) * B : (P + t + 1) * B])
+            for t in range(steps)
+        ]
+        self.cached_prompt = self.cache.view(3 * K, P + steps, group, N)[K:, :P]
+        self.prompt_to_cache = self.prompt_qkv.view(3 * K, P, 1, N)[K:]
+        self.attend_prompt = Attend(
+            *attention_views(self.prompt_qkv.view(3, H, D, P, N), None),
+            torch.empty(H, 1, P, P, N), self.prompt.mixed[:-1].view(H, D, P, N),
+            torch.empty(H, 1, P, P, N), work[: K * P * P * N].view(H, D, P, P, N),
+        )  # fmt: skip
+        self.attend = [
+            Attend(
+                *attention_views(self.cache.view(3, H, D, P + steps, B), P + t),
+                torch.empty(H, 1, P + t + 1, B), part.mixed[:-1].view(H, D, B),
+                torch.empty(H, 1, P + t + 1, B), work[: K * (P + t + 1) * B].view(H, D, P + t + 1, B),
+            )
+            for t, part in enumerate(self.steps)
+        ]  # fmt: skip
+
+    def _part(self, start: int, stop: int, qkv: torch.Tensor) -> Part:
+        read1, mixed, read2, active = (
+            full[:, start:stop] for full in (self.read1, self.mixed, self.read2, self.active)
+        )
+        rstd1, rstd2, inner = (full[:, start:stop] for full in (self.rstd1, self.rstd2, self.inner))
+        return Part(read1, read1[:-1], rstd1, qkv, mixed, read2, read2[:-1], rstd2, inner, active, active[:-1])
+
+
+def attention_views(qkv: torch.Tensor, position: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split (3, H, D, T, B) for one query position and the keys up to it, or with None for all by all."""
+    query, keys, values = qkv.unbind(0)
+    if position is None:
+        return query[:, :, :, None], keys[:, :, None], values[:, :, None]
+    seen = position + 1
+    return query[:, :, position:seen], keys[:, :, :seen], values[:, :, :seen]
+
+
+def with_ones(rows: int, columns: int) -> torch.Tensor:
+    """Return a buffer (rows + 1, columns) whose last row is ones: where the next product's biases are met."""
+    full = torch.empty(rows + 1, columns)
+    full[-1] = 1
+    return full
+
+
+def mean_row(n_features: int) -> torch.Tensor:
+    """Return the row (1, n_features + 1) whose product with squares over ones is their mean, and LayerNorm's eps."""
+    row = torch.full((1, n_features + 1), 1 / n_features)
+    row[0, -1] = LN_EPS
+    return row
+
+
+def normalise(mean: torch.Tensor, x: torch.Tensor, read: torch.Tensor, norm: torch.Tensor, rstd: torch.Tensor) -> None:
+    """Divide columns x (K, C) by their root mean square into `norm`, the upper rows of `read` (K + 1, C)."""
+    torch.mul(x, x, out=norm)
+    torch.mm(mean, read, out=rstd).rsqrt_()
+    torch.mul(x, rstd, out=norm)
+
+
+class Rollout:
+    """Run a folded policy over N prompts with G responses each, in buffers made once.
+
+    With `keep`, every layer keeps its activations, as sampling and a backward pass need; without, one layer's
+    buffers serve all, which stays in the processor's cache. Columns (B = G * N) are ordered (member, prompt).
+    """
+
+    def __init__(self, config: ModelConfig, *, n_prompts: int, group: int, n_content: int, keep: bool = True) -> None:
+        K, P, N, B, R = config.d_model, config.prompt_len, n_prompts, n_prompts * group, config.resp_len
+        V, steps = n_content, R - 1
+        self.config, self.n_prompts, self.group, self.first_id = config, N, group, config.vocab_size - V
+        self.work = torch.empty(K * max((P + steps) * B, P * P * N))
+        buffers = [LayerBuffers(config, N, group, self.work) for _ in range(config.n_layers if keep else 1)]
+        self.layers = buffers if keep else buffers * config.n_layers
+        self.ids = torch.empty(P * N + steps * B, dtype=torch.long)  # vocabulary id of each column
+        self.final = with_ones(K, N + steps * B)  # normalised; a column for each prediction, the first by prompt
+        self.final_rstd = torch.empty(1, N + steps * B)
+        self.tokens = torch.empty(R, B, dtype=torch.long)  # content-token indices
+        self.logp = torch.empty(R, V, B)
+        # The residual stream of the columns that run at once.
+        self._x_prompt, self._x_step, self._x_rest = (torch.empty(K, n) for n in (P * N, B, steps * B))
+        self._first = self._predict_views(self.ids[:0], 0, N, torch.empty(V, N))
+        self._rest = self._predict_views(self.ids[P * N :], N, N + steps * B, torch.empty(V, steps * B))
+        self._steps = [
+            self._predict_views(self.ids[P * N + start :][:B], N + start, N + start + B, self.logp[1 + start // B])
+            for start in range(0, steps * B, B)
+        ]
+        self._first_logp = self.logp[0].view(V, group, N)
+        self._token_rows, self._cdf = list(self.tokens), torch.empty(V, B)
+        self._mean = mean_row(K)
+        self._future = torch.full((P, P), float("-inf")).triu(1)[:, :, None]  # (queries, keys, 1)
+
+    def _predict_views(self, ids: torch.Tensor, start: int, stop: int, logp: torch.Tensor) -> Predict:
+        read = self.final[:, start:stop]
+        return Predict(ids, read, read[:-1], self.final_rstd[:, start:stop], torch.empty_like(logp), logp)
+
+    def sample(self, folded: Folded, prompts: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        """Sample responses (N * G, R) for prompts (N, P) by inverting the cumulative distribution at (N * G, R).
+
+        Leaves them in `tokens` (R, B), and in `logp` (R, V, B) the log probabilities they were drawn from.
+        """
+        self._embed_prompts(folded, prompts)
+        for weights, buffers in zip(folded.layers, self.layers, strict=True):
+            self._prompt_block(weights, buffers)
+        self._predict_first(folded)
+        for t, (logp, u, token) in enumerate(zip(self.logp, self.to_columns(uniforms), self._token_rows, strict=True)):
+            if t:
+                self._step(folded, t - 1)
+            cdf = torch.exp(logp, out=self._cdf).cumsum_(0)
+            torch.sum(cdf <= u * cdf[-1], 0, out=token).clamp_(max=len(cdf) - 1)
+        return self.from_columns(self.tokens)
+
+    def score(self, folded: Folded, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return log probabilities (R, V, B) at every prefix of given tokens (R, B). The result is overwritten."""
+        self._embed_prompts(folded, prompts)
+        self._embed_rest(folded, tokens)
+        for weights, buffers in zip(folded.layers, self.layers, strict=True):
+            self._prompt_block(weights, buffers)
+            if buffers.steps:
+                self._project(weights, buffers.rest, self._x_rest)
+                for attend in buffers.attend:
+                    _attend(attend)
+                self._finish(weights, buffers.rest, self._x_rest)
+        self._predict_first(folded)
+        if self._steps:
+            self._predict(folded, self._rest, self._x_rest)
+            by_position = self._rest.logp.unflatten(1, (-1, tokens.shape[1]))  # (V, R - 1, B)
+            self.logp[1:] = by_position.transpose(0, 1)
+        return self.logp
+
+    def to_columns(self, rows: torch.Tensor) -> torch.Tensor:
+        """Reorder (N * G, R), the G of each prompt side by side, to (R, G * N)."""
+        return rows.view(self.n_prompts, self.group, -1).permute(2, 1, 0).reshape(rows.shape[1], -1)
+
+    def from_columns(self, columns: torch.Tensor) -> torch.Tensor:
+        """Reorder (R, G * N) or (R, V, G * N) to (N * G, R) or (N * G, R, V). Always a copy: buffers are used again."""
+        full = columns.unflatten(-1, (self.group, self.n_prompts))
+        order = (-1, -2, *range(columns.ndim - 1))
+        return full.permute(order).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+
+    def _embed_prompts(self, folded: Folded, prompts: torch.Tensor) -> None:
+        P, N = self.config.prompt_len, self.n_prompts
+        ids = self.ids[: P * N]
+        ids.view(P, N).copy_(prompts.t())
+        torch.index_select(folded.tok, 1, ids, out=self._x_prompt)
+        self._x_prompt.view(-1, P, N).add_(folded.pos[:, :P, None])
+
+    def _embed_rest(self, folded: Folded, tokens: torch.Tensor) -> None:
+        steps, B = tokens.shape[0] - 1, tokens.shape[1]
+        ids = self.ids[self.config.prompt_len * self.n_prompts :]
+        torch.add(tokens[:-1].reshape(-1), self.first_id, out=ids)
+        torch.index_select(folded.tok, 1, ids, out=self._x_rest)
+        self._x_rest.view(len(folded.pos), steps, B).add_(folded.pos[:, self.config.prompt_len : -1, None])
+
+    def _step(self, folded: Folded, t: int) -> None:
+        """Run response token t through all layers and predict the next."""
+        x, views = self._x_step, self._steps[t]
+        torch.add(self._token_rows[t], self.first_id, out=views.ids)
+        torch.index_select(folded.tok, 1, views.ids, out=x).add_(folded.pos[:, self.config.prompt_len + t, None])
+        for weights, buffers in zip(folded.layers, self.layers, strict=True):
+            self._project(weights, buffers.steps[t], x)
+            _attend(buffers.attend[t])
+            self._finish(weights, buffers.steps[t], x)
+        self._predict(folded, views, x)
+
+    def _prompt_block(self, weights: FoldedLayer, buffers: LayerBuffers) -> None:
+        self._project(weights, buffers.prompt, self._x_prompt)
+        _attend(buffers.attend_prompt, self._future)
+        buffers.cached_prompt.copy_(buffers.prompt_to_cache)
+        self._finish(weights, buffers.prompt, self._x_prompt)
+
+    def _project(self, weights: FoldedLayer, part: Part, x: torch.Tensor) -> None:
+        normalise(self._mean, x, part.read1, part.norm1, part.rstd1)
+        torch.mm(weights.qkv, part.read1, out=part.qkv)
+
+    def _finish(self, weights: FoldedLayer, part: Part, x: torch.Tensor) -> None:
+        """Add attention's and the feed-forward's output to the residual stream x (K, C)."""
+        x.addmm_(weights.out, part.mixed)
+        normalise(self._mean, x, part.read2, part.norm2, part.rstd2)
+        torch.mm(weights.up, part.read2, out=part.inner)
+        torch.ops.aten.gelu.out(part.inner, out=part.gelu)
+        x.addmm_(weights.down, part.active)
+
+    def _predict_first(self, folded: Folded) -> None:
+        self._predict(folded, self._first, self._x_prompt[:, -self.n_prompts :])
+        self._first_logp.copy_(self._first.logp[:, None])
+
+    def _predict(self, folded: Folded, views: Predict, x: torch.Tensor) -> None:
+        normalise(self._mean, x, views.read, views.norm, views.rstd)
+        torch.mm(folded.head, views.read, out=views.logits)
+        torch.log_softmax(views.logits, 0, out=views.logp)
+
+
+def _attend(views: Attend, mask: torch.Tensor | None = None) -> None:
+    """Mix values by softmax over keys of query . key. Products with few rows: written out, then summed."""
+    query, keys, values, probs, mixed, scores, work = views
+    torch.mul(query, keys, out=work)
+    torch.sum(work, 1, keepdim=True, out=scores)
+    if mask is not None:
+        scores += mask
+    torch.softmax(scores, -2, out=probs)
+    torch.mul(values, probs, out=work)
+    torch.sum(work, -2, out=mixed)
