@@ -34,7 +34,8 @@ def bound_gains(draws: np.ndarray, standard_error: np.ndarray, *, n_finalists: i
     """Bound the gains of one finalist.
 
     draws: (D, F), each family's gain under each posterior draw of the tables. standard_error: (F,), of the mean gain
-    between prompts. n_finalists: how many are certified together; the tail level is divided by it (Bonferroni).
+    between prompts. n_finalists: how many are certified together; the tail level is divided by it (Bonferroni), so that
+    D must grow with it: of 800 draws, five finalists leave four in a tail.
     """
     tail = TAIL / n_finalists
     balanced_error = float(np.sqrt((standard_error**2).sum()) / len(standard_error))

@@ -7,8 +7,6 @@ interact, chains that have not converged. Each is a number here and a threshold 
 from dataclasses import dataclass
 
 import numpy as np
-from arviz_stats.base.array import array_stats
-from scipy.stats import combine_pvalues  # type: ignore[import-untyped]
 
 from objectives.label_gibbs import LabelRows
 from rlhf.correlation import pearson
@@ -38,6 +36,8 @@ class FitChecks:
 
     def refusals(self, families: tuple[str, ...]) -> tuple[str, ...]:
         """Return every reason not to certify anything by this fit, with its number; empty if there is none."""
+        from scipy.stats import combine_pvalues  # type: ignore[import-untyped]  # slow to import, and scoring needs none
+
         reasons = []
         for f, name in enumerate(families):
             if self.n_expert[f] < MIN_EXPERT_LABELS:
@@ -134,6 +134,8 @@ def _match_probability(rows: LabelRows, correct: np.ndarray, family: int) -> np.
 
 def _worst_rhat(traces: np.ndarray) -> float:
     """Return the largest rank-normalised split R-hat (Vehtari et al. 2021) of traces (C, D, K); 1 if nothing moves."""
+    from arviz_stats.base.array import array_stats  # slow to import, and only a fit needs it
+
     moving = traces[..., np.ptp(traces, axis=(0, 1)) > 0]
     if moving.size == 0:
         return 1.0
