@@ -10,7 +10,7 @@ from objectives.quality_cache import load_quality
 from objectives.quality_model import ESTIMATE_NOTE
 from objectives.release import Verdict, release_verdict
 from objectives.score import Judge, Scores
-from rlhf.cli import add_task_option, say, write_json
+from rlhf.cli import add_report_options, say, write_json
 from rlhf.errors import InputError, run_command
 from rlhf.policy import load_policy
 from rlhf.taskdir import RUNS, Task, find_task_dir, load_task
@@ -31,9 +31,7 @@ def assess(task: Task) -> dict[str, tuple[Scores, Verdict]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m objectives.assess", description="Judge a task's earlier runs.")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
-    add_task_option(parser)
+    add_report_options(parser)
     args = parser.parse_args()
     task = load_task(find_task_dir(args.task))
     say(f"assessing the runs of {task.root}", quiet=args.quiet)

@@ -19,7 +19,7 @@ from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from objectives.release import MAX_WORST_FAMILY_HARM, MIN_BALANCED_GAIN
 from objectives.score import Judge
 from objectives.token_mass import quality_by_probability, quality_by_table
-from rlhf.cli import add_task_option, say, write_json
+from rlhf.cli import add_report_options, say, write_json
 from rlhf.errors import run_command
 from rlhf.json_values import finite_or_none
 from rlhf.policy import Policy, load_policy
@@ -201,9 +201,7 @@ def format_certificate(certificate: Certificate) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m objectives.certify", description="Certify one checkpoint.")
     parser.add_argument("--policy", required=True, type=Path, help="policy folder")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
-    add_task_option(parser)
+    add_report_options(parser)
     args = parser.parse_args()
     task = load_task(find_task_dir(args.task))
     policy = load_policy(args.policy, task.vocab)

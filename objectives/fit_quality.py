@@ -9,7 +9,7 @@ from pathlib import Path
 from objectives.label_gibbs import CROWD, EXPERT
 from objectives.quality_cache import load_quality
 from objectives.quality_model import ESTIMATE_NOTE, QualityModel
-from rlhf.cli import add_task_option, say, write_json
+from rlhf.cli import add_report_options, say, write_json
 from rlhf.errors import run_command
 from rlhf.taskdir import find_task_dir, load_task
 
@@ -33,9 +33,7 @@ def format_fit(model: QualityModel) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m objectives.fit_quality", description="Fit label-inferred quality.")
     parser.add_argument("--out", type=Path, help="write the JSON here")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
-    add_task_option(parser)
+    add_report_options(parser)
     args = parser.parse_args()
     task = load_task(find_task_dir(args.task))
     say(f"fitting {len(task.expert)} expert and {len(task.crowd)} crowd labels", quiet=args.quiet)

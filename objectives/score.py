@@ -19,7 +19,7 @@ from objectives.quality_cache import load_quality
 from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from objectives.split import Part, split_prompts
 from objectives.token_mass import mean_by_family, prompt_quality, token_mass
-from rlhf.cli import add_task_option, say, write_json
+from rlhf.cli import add_report_options, say, write_json
 from rlhf.data import Prompts
 from rlhf.errors import InputError, run_command
 from rlhf.policy import Policy, load_policy
@@ -175,9 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m objectives.score", description="Score one checkpoint.")
     parser.add_argument("--policy", required=True, type=Path, help="policy folder")
     parser.add_argument("--out", type=Path, help="write the JSON here")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
-    add_task_option(parser)
+    add_report_options(parser)
     args = parser.parse_args()
     task = load_task(find_task_dir(args.task))
     policy = load_policy(args.policy, task.vocab)

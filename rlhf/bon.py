@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlhf.cli import add_seed_option, add_task_option, say, write_json
+from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say, write_json
 from rlhf.data import Prompts, Record, decode, write_jsonl
 from rlhf.errors import InputError, run_command
 from rlhf.policy import Policy, load_policy
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=300, help="how many dev prompts")
     add_seed_option(parser)
     parser.add_argument("--out", type=Path, help="write the kept responses here, as JSON lines")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
     if args.n < 1 or args.limit < 1:

@@ -13,6 +13,17 @@ def add_task_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="DIR", help=f"task directory (default: ${TASK_VARIABLE}, then the built-in)")
 
 
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every report on a task takes: the task, JSON instead of a table, no progress lines."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_quiet_option(parser)
+    add_task_option(parser)
+
+
 def add_seed_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_seed, default=0, help="decides all random numbers (default: 0)")
 

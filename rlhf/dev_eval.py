@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf.cli import add_seed_option, add_task_option, say, write_json
+from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say, write_json
 from rlhf.correlation import pearson
 from rlhf.data import Prompts, read_prompts
 from rlhf.errors import InputError, run_command
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1, help="responses to each prompt")
     add_seed_option(parser)
     parser.add_argument("--out", type=Path, help="also write the JSON here")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
     if args.n < 1:

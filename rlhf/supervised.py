@@ -1,20 +1,33 @@
 """Supervised minibatch training, shared by the reference policy (next token) and the reward model (MSE)."""
 
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from rlhf.cli import say
+from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say
 from rlhf.errors import raise_if_any
 
 
-def check_schedule(epochs: int, lr: float) -> None:
-    """Raise `InputError` for options that would train nothing, or not end."""
-    problems = [f"--epochs must be at least 1, got {epochs}"] if epochs < 1 else []
-    if not 0 < lr < 1:
-        problems.append(f"--lr must be between 0 and 1, got {lr}")
+def parse_fit_options(parser: argparse.ArgumentParser, *, what: str, epochs: int, lr: float) -> argparse.Namespace:
+    """Add the options of a command that fits a model, and parse.
+
+    Raises `InputError` for options that would train nothing, or not end.
+    """
+    parser.add_argument("--out", required=True, type=Path, help=f"folder for the {what}")
+    parser.add_argument("--epochs", type=int, default=epochs, help=f"passes over the data (default: {epochs})")
+    parser.add_argument("--lr", type=float, default=lr, help=f"learning rate (default: {lr:g})")
+    add_seed_option(parser)
+    add_quiet_option(parser)
+    add_task_option(parser)
+    args = parser.parse_args()
+    problems = [f"--epochs must be at least 1, got {args.epochs}"] if args.epochs < 1 else []
+    if not 0 < args.lr < 1:
+        problems.append(f"--lr must be between 0 and 1, got {args.lr}")
     raise_if_any(problems)
+    return args
 
 
 def fit(

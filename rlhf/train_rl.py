@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf.cli import add_task_option, say
+from rlhf.cli import add_quiet_option, add_task_option, say
 from rlhf.config import RunConfig, read_run_config
 from rlhf.errors import InputError, run_command
 from rlhf.policy import save_policy
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for the run")
     parser.add_argument("--override", action="append", default=[], metavar="KEY=JSON", help="replace one config key")
     parser.add_argument("--resume", action="store_true", help="go on from the state saved in --out")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
     config = read_run_config(args.config, args.override)

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from rlhf.cli import add_seed_option, add_task_option
 from rlhf.data import Labelled, read_labelled
 from rlhf.errors import run_command
 from rlhf.reward_model import RewardModel, init_reward_model, save_reward_model
-from rlhf.supervised import check_schedule, fit
+from rlhf.supervised import fit, parse_fit_options
 from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
 
@@ -43,14 +42,7 @@ def train_rm(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rlhf.train_rm", description="Train a reward model.")
     parser.add_argument("--data", required=True, type=Path, help="JSON lines of labelled responses")
-    parser.add_argument("--out", required=True, type=Path, help="folder for the reward model")
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--lr", type=float, default=LR)
-    add_seed_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
-    add_task_option(parser)
-    args = parser.parse_args()
-    check_schedule(args.epochs, args.lr)
+    args = parse_fit_options(parser, what="reward model", epochs=EPOCHS, lr=LR)
     vocab = load_vocab(find_task_dir(args.task))
     labelled = read_labelled(args.data, vocab)
     save_reward_model(

@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from rlhf.cli import add_seed_option, add_task_option
 from rlhf.data import Prompts, read_demonstrations
 from rlhf.errors import run_command
 from rlhf.policy import Policy, init_policy, save_policy
-from rlhf.supervised import check_schedule, fit
+from rlhf.supervised import fit, parse_fit_options
 from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
 
@@ -50,14 +49,7 @@ def train_sft(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rlhf.train_sft", description="Train a reference policy.")
     parser.add_argument("--data", required=True, type=Path, help="JSON lines of demonstrations")
-    parser.add_argument("--out", required=True, type=Path, help="folder for the policy")
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--lr", type=float, default=LR)
-    add_seed_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
-    add_task_option(parser)
-    args = parser.parse_args()
-    check_schedule(args.epochs, args.lr)
+    args = parse_fit_options(parser, what="policy", epochs=EPOCHS, lr=LR)
     vocab = load_vocab(find_task_dir(args.task))
     prompts, responses = read_demonstrations(args.data, vocab)
     policy = train_sft(
