@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from objectives.release import MIN_BALANCED_GAIN
 from sweep.candidate import Candidate, front, is_feasible
 from sweep.progress import describe
 
@@ -29,11 +30,15 @@ def plot_candidates(candidates: Sequence[Candidate], *, title: str, max_harm: fl
             hoverinfo="skip", marker=ring,
         )
     )  # fmt: skip
+    if candidates:
+        reference = candidates[0].quality - candidates[0].gain
+        for height, text in ((reference, "reference"), (reference + MIN_BALANCED_GAIN, "least to ship")):
+            figure.add_hline(y=height, line={"dash": "dot", "width": 1, "color": "#888"}, annotation_text=text)
     figure.update_layout(
         title=title, template="plotly_white", xaxis_title="KL from the reference (nats a sequence)",
         yaxis_title="balanced quality (label-inferred)", legend={"orientation": "h", "y": -0.15},
     )  # fmt: skip
-    return str(figure.to_html(include_plotlyjs=True, full_html=True))
+    return str(figure.to_html(include_plotlyjs=True, full_html=True, default_height="95vh"))
 
 
 def _points(candidates: Sequence[Candidate], name: str, marker: dict[str, object]) -> go.Scatter:
