@@ -87,7 +87,7 @@ def check_fit(
                 for f in families
             ]
         ),
-        rhat=np.array([_worst_rhat(traces[:, :, f]) for f in families]),
+        rhat=family_rhat(traces),
     )
 
 
@@ -130,6 +130,11 @@ def _match_probability(rows: LabelRows, correct: np.ndarray, family: int) -> np.
     """Return the probability that each row's token is correct at each position: (L, R)."""
     positions = np.arange(rows.cell.shape[1])[:, None]
     return correct[family][positions, rows.cell[family], rows.token[family]]
+
+
+def family_rhat(traces: np.ndarray) -> np.ndarray:
+    """Return each family's largest R-hat (F,) of traces (C, D, F, K)."""
+    return np.array([_worst_rhat(traces[:, :, f]) for f in range(traces.shape[2])])
 
 
 def _worst_rhat(traces: np.ndarray) -> float:

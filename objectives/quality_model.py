@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from objectives.candidates import CandidateTokens, propose_candidates
-from objectives.fit_checks import FitChecks, check_fit
+from objectives.fit_checks import MAX_RHAT, FitChecks, check_fit, family_rhat
 from objectives.label_gibbs import CROWD, EXPERT, LabelRows, LabelSampler
 from rlhf.data import Labelled, Prompts
 from rlhf.features import Feature, all_features, feature_json, feature_values
@@ -23,6 +23,7 @@ _CHAINS = 4
 _FOLDS = 5
 _BURN_IN_SWEEPS = 60
 _KEPT_SWEEPS = 200
+_THINNING = (1, 2, 4)  # sweeps a kept draw, round by round, as long as the chains have not converged
 _SHORTCUT_IN_USE = 0.5  # posterior probability from which a shortcut is reported and subtracted by `debias`
 _REWARD_CHAINS = 2
 _WITHHELD_SHARE = 0.25  # of expert labels, from the chains that rewards are made of
@@ -126,11 +127,10 @@ def fit_labels(
     )
     sampler = LabelSampler(rows, candidates.log_prior, used, rng)
     sampler.anneal(_BURN_IN_SWEEPS)
-    kept = [_kept(sampler) for _ in range(_KEPT_SWEEPS)]
-    tables = np.stack([draw.table for draw in kept])  # (D, C, F, L, n_values)
     main = slice(0, _CHAINS)
+    kept, traces = _sample(sampler, np.exp(candidates.log_prior), main)
+    tables = np.stack([draw.table for draw in kept])  # (D, C, F, L, n_values)
     correct = _token_share(tables[:, main], vocab.n_content)
-    reference = np.exp(candidates.log_prior)
     return QualityModel(
         vocab=vocab,
         attribute=candidates.attribute,
@@ -145,7 +145,7 @@ def fit_labels(
             rows,
             unseen=_unseen(folds, np.mean([draw.predicted[_CHAINS : _CHAINS + _FOLDS] for draw in kept], axis=0)),
             correct=correct,
-            traces=np.stack([_trace(draw, reference, main) for draw in kept], axis=1),
+            traces=traces,
             rng=rng,
         ),
     )
@@ -161,8 +161,22 @@ class _Kept(NamedTuple):
     predicted: np.ndarray
 
 
-def _kept(sampler: LabelSampler) -> _Kept:
-    sampler.sweep()
+def _sample(sampler: LabelSampler, reference: np.ndarray, main: slice) -> tuple[list[_Kept], np.ndarray]:
+    """Return kept draws and their traces (C, D, F, K), going on until the main chains agree or patience ends.
+
+    What was drawn before is then burn-in, and each round draws twice as long as the last, thinned to as many draws.
+    """
+    for thin in _THINNING:
+        kept = [_kept(sampler, thin) for _ in range(_KEPT_SWEEPS)]
+        traces = np.stack([_trace(draw, reference, main) for draw in kept], axis=1)
+        if family_rhat(traces).max() <= MAX_RHAT:
+            break
+    return kept, traces
+
+
+def _kept(sampler: LabelSampler, thin: int) -> _Kept:
+    for _ in range(thin):
+        sampler.sweep()
     state = sampler.state
     return _Kept(
         state.table.astype(np.int16), state.sizes.copy(), state.offsets.copy(), state.variance.copy(), sampler.predict()

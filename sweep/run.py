@@ -67,7 +67,8 @@ def run_sweep(options: SweepOptions, plan: Plan) -> SweepRecord:
     """
     storage = _storage(options)
     ledger = open_ledger(options.tracking_uri)
-    with _sigterm_as_interrupt(), cluster(address=options.address, concurrency=options.concurrency) as concurrency:
+    cpus = cluster(address=options.address, concurrency=options.concurrency)
+    with cpus as concurrency, _sigterm_as_interrupt():  # in this order: Ray sets a handler of its own when it starts
         facts = {**_facts(options, plan), "concurrency": str(concurrency), "storage": storage}
         search = ConstrainedSearch(
             plan.space,
