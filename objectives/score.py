@@ -18,6 +18,7 @@ import torch
 from objectives.quality_cache import load_quality
 from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from objectives.split import Part, split_prompts
+from objectives.task_cache import Arrays, cached_arrays
 from objectives.token_mass import mean_by_family, prompt_quality, token_mass
 from rlhf.cli import add_report_options, say, write_json
 from rlhf.data import Prompts
@@ -100,7 +101,7 @@ class Sampled:
 
 
 class Judge:
-    """Score policies of one task on one part of its prompts. Reference-side figures are computed once."""
+    """Score policies of one task on one part of its prompts. The reference is sampled once a task and machine."""
 
     def __init__(self, task: Task, quality: QualityModel, *, part: Part = "selection") -> None:
         self.task, self.quality_model = task, quality
@@ -109,12 +110,20 @@ class Judge:
         self._tokens = self.prompts.tokens(task.vocab)
         self._uniforms = torch.from_numpy(rng.random((len(self.prompts), task.vocab.resp_len), dtype=np.float32))
         self.position_quality = quality.position_quality(self.prompts)
-        self.reference = self.sample(task.reference)
+        self.reference = self._sample_reference(part)
         self._reference_quality = prompt_quality(self.reference.probability, self.position_quality)
 
     def sample(self, policy: Policy) -> Sampled:
         """Sample one response a prompt, with this judge's random numbers."""
         return Sampled(*policy.sample(self._tokens, self._uniforms))
+
+    def _sample_reference(self, part: Part) -> Sampled:
+        def sample() -> Arrays:
+            sampled = self.sample(self.task.reference)
+            return {"responses": sampled.responses.numpy(), "logp": sampled.logp.numpy()}
+
+        stored = cached_arrays(f"reference-{part}-{len(self.prompts)}", self.task.digest, sample)
+        return Sampled(torch.from_numpy(stored["responses"]), torch.from_numpy(stored["logp"]))
 
     def score(self, policy: Policy) -> Scores:
         """Sample and score a policy. Raises `InputError` if a figure is not finite."""

@@ -3,6 +3,7 @@
 The layout is public (README, "Your own task"). `load_task` reports all problems of all files together.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -31,9 +32,9 @@ RUNS = "runs"
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Hold a checked task: models, prompts, labels, and the digest of the files they came from."""
+    """Hold a checked task: models, prompts, labels, and the digest of the files they came from. Not to be changed."""
 
     root: Path
     vocab: Vocab
@@ -52,9 +53,17 @@ def find_task_dir(task: str | Path | None) -> Path:
 
 
 def load_task(root: Path) -> Task:
-    """Read and check a task directory. Raises `InputError` with the problems of every file."""
+    """Read and check a task directory. Raises `InputError` with the problems of every file.
+
+    A process reads a task once: as long as its files stay as they are, the same one is returned.
+    """
     if not root.is_dir():
         raise InputError(f"{root}: no such task directory; give one with --task DIR or {TASK_VARIABLE}")
+    return _read_task(root, task_digest(root))
+
+
+@functools.lru_cache(maxsize=2)
+def _read_task(root: Path, digest: str) -> Task:
     vocab = load_vocab(root)
     problems: list[str] = []
 
@@ -75,14 +84,20 @@ def load_task(root: Path) -> Task:
         problems += _missing_families(root / EXPERT_LABELS, expert.prompts, vocab, what="expert label")
     raise_if_any(problems)
     assert reference and reward_model and train and dev and expert and crowd  # noqa: PT018  (narrows six types)
-    return Task(root, vocab, reference, reward_model, train, dev, expert, crowd, task_digest(root))
+    return Task(root, vocab, reference, reward_model, train, dev, expert, crowd, digest)
 
 
 def task_digest(root: Path) -> str:
-    """Return a SHA-256 over the names and contents of the files a sweep reads; earlier runs are left out."""
+    """Return a SHA-256 over the names and contents of the files a sweep reads; earlier runs are left out.
+
+    Raises `InputError` for a file that cannot be read.
+    """
     digest = hashlib.sha256()
     for path in task_files(root):
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error})") from error
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()

@@ -1,11 +1,17 @@
-"""What driver and trial tell each other. Dataclasses, because Tune flattens dictionaries."""
+"""What driver and trial tell each other, as JSON text.
 
+Tune flattens dictionaries, and writes every other object as a pickle into each of its snapshots.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 ASSIGNMENT = "assignment"  # key in a Tune configuration
 REPORT = "report"  # key in a Tune result
+
+Message = TypeVar("Message", "Assignment", "Report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +30,12 @@ class Report:
     step: int
     scores: Mapping[str, float]
     train_rows: Sequence[Mapping[str, float]]
+
+
+def to_text(message: Assignment | Report) -> str:
+    return json.dumps(asdict(message))
+
+
+def from_text(kind: type[Message], text: str) -> Message:
+    """Read what `to_text` wrote of a message of this kind."""
+    return kind(**json.loads(text))

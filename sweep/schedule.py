@@ -20,7 +20,7 @@ from ray.tune.experiment import Trial
 
 from rlhf.errors import InputError
 from search_spaces.space import SearchSpace
-from sweep.messages import ASSIGNMENT, REPORT
+from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text
 from sweep.recording import Recording
 from sweep.search import ConstrainedSearch
 from sweep.trial import SweepTrial
@@ -109,7 +109,7 @@ class _Events(tune.Callback):
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._unsaved: dict[str, dict[str, Any]] = {}
+        self._unsaved: dict[str, tuple[Report, bool]] = {}
         self._failure: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,22 +117,23 @@ class _Events(tune.Callback):
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._recording.start_trial(trial.trial_id, trial.config[ASSIGNMENT])
+        self._recording.start_trial(trial.trial_id, _assignment(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        self._recording.log_training(trial.trial_id, result[REPORT].train_rows)
-        self._unsaved[trial.trial_id] = result
+        report = from_text(Report, result[REPORT])
+        self._recording.log_training(trial.trial_id, report.train_rows)
+        self._unsaved[trial.trial_id] = report, result["done"]
 
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: Any
     ) -> None:
         try:
-            result = self._unsaved.pop(trial.trial_id)
+            report, is_last = self._unsaved.pop(trial.trial_id)
             with checkpoint.as_directory() as folder:
-                self._recording.add_candidate(trial.trial_id, result[REPORT], Path(folder) / MODEL_FOLDER)
-            if result["done"]:
+                self._recording.add_candidate(trial.trial_id, report, Path(folder) / MODEL_FOLDER)
+            if is_last:
                 self._recording.finish_trial(trial.trial_id)
         except Exception as error:
             self._failure = error
@@ -140,7 +141,7 @@ class _Events(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._unsaved.pop(trial.trial_id, None)
-        self._recording.start_trial(trial.trial_id, trial.config[ASSIGNMENT])  # one that failed before it started
+        self._recording.start_trial(trial.trial_id, _assignment(trial))  # one that failed before it started
         self._recording.fail_trial(trial.trial_id, _reason(trial))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
@@ -156,4 +157,8 @@ def _reason(trial: Trial) -> str:
 
 
 def _folder_name(trial: Trial) -> str:
-    return f"trial-{trial.config[ASSIGNMENT].number:03d}"
+    return f"trial-{_assignment(trial).number:03d}"
+
+
+def _assignment(trial: Trial) -> Assignment:
+    return from_text(Assignment, trial.config[ASSIGNMENT])

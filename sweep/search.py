@@ -16,7 +16,7 @@ from optuna.trial import Trial, TrialState, create_trial
 from ray.tune.search import Searcher
 
 from search_spaces.space import STEPS, SearchSpace, contains
-from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report
+from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text, to_text
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger("ray.tune.search").setLevel(logging.WARNING)
@@ -71,11 +71,12 @@ class ConstrainedSearch(Searcher):
         number, self._n_suggested = self._n_suggested, self._n_suggested + 1
         trial = self.study.ask(dict(self._space.distributions))
         self._open[trial_id] = trial
-        return {ASSIGNMENT: Assignment(number, trial.params, self._configure(number, trial.params))}
+        assignment = Assignment(number, trial.params, self._configure(number, trial.params))
+        return {ASSIGNMENT: to_text(assignment)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Tell Optuna about a checkpoint on the way, if the space has shorter trials."""
-        trial, report = self._open[trial_id], result[REPORT]
+        trial, report = self._open[trial_id], from_text(Report, result[REPORT])
         steps = self._space.distributions.get(STEPS)
         if not isinstance(steps, IntDistribution) or report.step >= trial.params[STEPS]:
             return
@@ -97,8 +98,9 @@ class ConstrainedSearch(Searcher):
         if error or not result or REPORT not in result:
             self.study.tell(trial, state=TrialState.FAIL)
             return
-        trial.set_constraint(_HARM, self._violation(result[REPORT]))  # before `tell`: afterwards it is too late
-        self.study.tell(trial, _values(result[REPORT]))
+        report = from_text(Report, result[REPORT])
+        trial.set_constraint(_HARM, self._violation(report))  # before `tell`: afterwards it is too late
+        self.study.tell(trial, _values(report))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: a search is rebuilt from the ledger."""

@@ -28,6 +28,8 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import Experiment, LoggedModel, LoggedModelStatus, Metric, Param, Run, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from rlhf.errors import InputError
 from sweep.candidate import Candidate
@@ -71,10 +73,10 @@ class TrialRecord:
     reason: str | None
 
 
-class _PatientClient:
-    """Call the client again for a while when its store is busy or away for a moment: a sweep is worth the wait."""
+class _Patient:
+    """Call a client again for a while when its store is busy or away for a moment: a sweep is worth the wait."""
 
-    def __init__(self, client: MlflowClient) -> None:
+    def __init__(self, client: MlflowClient | ArtifactRepository) -> None:
         self._wrapped = client
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +105,7 @@ class Ledger:
     def _client(self) -> MlflowClient:
         """Connect on first use: for SQLite this creates the database, which a mere question must not do."""
         mlflow.set_tracking_uri(self.uri)  # the model registry follows the global setting, not the client's
-        return cast("MlflowClient", _PatientClient(MlflowClient(tracking_uri=self.uri)))
+        return cast("MlflowClient", _Patient(MlflowClient(tracking_uri=self.uri)))
 
     # --- reading
 
@@ -233,7 +235,7 @@ class Ledger:
         now = int(time.time() * 1000)
         values = [Metric(EVAL + name, value, now, step, model_id=model.model_id) for name, value in metrics.items()]
         self._client.log_batch(run_id, metrics=values)
-        self._client.log_model_artifacts(model.model_id, str(files))
+        self._artifacts(model).log_artifacts(str(files))
         self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
         return Candidate(trial, step, dict(params), dict(metrics), model.model_id)
 
@@ -270,6 +272,11 @@ class Ledger:
                 raise InputError(f"--register {model}: {_first_line(error)}") from error
         source = f"models:/{candidate.model_id}"
         return str(self._client.create_model_version(model, source, model_id=candidate.model_id).version)
+
+    def _artifacts(self, model: LoggedModel) -> ArtifactRepository:
+        """Return where a model's files go. The client has a way of its own, which reads the model again first."""
+        repository = get_artifact_repository(model.artifact_location, tracking_uri=self.uri)
+        return cast("ArtifactRepository", _Patient(repository))
 
     def _experiment(self, space: str) -> str:
         experiment: Experiment | None = self._client.get_experiment_by_name(space)

@@ -9,7 +9,7 @@ from typing import Any
 from ray import tune
 
 from search_spaces.space import STEPS, SearchSpace
-from sweep.messages import ASSIGNMENT, REPORT, Report
+from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text, to_text
 from sweep.workload import TrialRun, Workload
 
 
@@ -33,7 +33,7 @@ class SweepTrial(tune.Trainable):
         rung = next(rung for rung in self._rungs if rung > self._run.step)
         rows = self._run.advance(rung)
         report = Report(self._run.step, self._run.judge(), rows)
-        return {REPORT: report, "done": report.step >= self._rungs[-1]}
+        return {REPORT: to_text(report), "done": report.step >= self._rungs[-1]}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._run.save(Path(checkpoint_dir))
@@ -42,6 +42,6 @@ class SweepTrial(tune.Trainable):
         self._run.load(Path(checkpoint))
 
     def _begin(self, config: dict[str, Any]) -> None:
-        resolved = config[ASSIGNMENT].config
+        resolved = from_text(Assignment, config[ASSIGNMENT]).config
         self._run = self._workload.start(resolved)
         self._rungs = self._space.rung_steps(resolved[STEPS])

@@ -10,12 +10,12 @@ import pytest
 from objectives.assess import assess
 from objectives.certify import certify
 from objectives.limit import position_dependence, task_limit
-from objectives.quality_cache import cache_path, save_quality
+from objectives.quality_cache import remember_quality
 from objectives.quality_model import QualityModel, fit_quality
 from objectives.release import Verdict
 from objectives.score import Judge, Scores
 from rlhf.policy import load_policy
-from rlhf.taskdir import DEFAULT_TASK, Task, load_task, task_digest
+from rlhf.taskdir import DEFAULT_TASK, Task, load_task
 from rlhf.world import load_world
 
 TRUTH = Path(__file__).parent / "data/default_task_truth.json"
@@ -32,14 +32,9 @@ def model(task: Task) -> QualityModel:
 
 
 @pytest.fixture(scope="module")
-def assessed(
-    task: Task, model: QualityModel, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Scores, Verdict]]:
-    cache = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        save_quality(model, cache_path(task_digest(DEFAULT_TASK)))
-        return assess(task)
+def assessed(task: Task, model: QualityModel) -> dict[str, tuple[Scores, Verdict]]:
+    remember_quality(model, task.digest)
+    return assess(task)
 
 
 def test_only_fourfam_may_ship_and_each_reason_is_the_published_one(assessed) -> None:

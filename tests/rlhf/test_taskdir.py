@@ -21,6 +21,14 @@ def test_a_built_task_loads_with_all_its_parts(tiny_task: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_process_reads_a_task_once_and_again_when_a_file_has_changed(small_task: Path) -> None:
+    task = load_task(small_task)
+    assert load_task(small_task) is task
+    prompts = small_task / "data/prompts_train.jsonl"
+    prompts.write_text(prompts.read_text() + prompts.read_text().splitlines()[0] + "\n")
+    assert len(load_task(small_task).train_prompts) == len(task.train_prompts) + 1
+
+
 def test_another_vocabulary_works_unchanged(tmp_path: Path, make_task: Callable[..., Path], odd_vocab: Vocab) -> None:
     task = load_task(make_task(tmp_path / "task", odd_vocab, per_family=2))
     assert task.vocab == odd_vocab

@@ -6,7 +6,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from search_spaces.space import SearchSpace
-from sweep.messages import ASSIGNMENT, REPORT, Report
+from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text, to_text
 from sweep.search import ConstrainedSearch
 
 SPACE = SearchSpace(
@@ -29,12 +29,12 @@ def report(step: int, *, quality=0.5, worst=0.1, kl=1.0) -> dict[str, Report]:
     scores = {
         "balanced_quality": quality, "worst_family_gain": worst, "worst_family_harm": max(0.0, -worst), "kl": kl
     }  # fmt: skip
-    return {REPORT: Report(step, scores, [])}
+    return {REPORT: to_text(Report(step, scores, []))}
 
 
 def test_anchor_first_then_exactly_the_budget() -> None:
     search = make_search(n_trials=3)
-    assignments = [search.suggest(str(n))[ASSIGNMENT] for n in range(3)]
+    assignments = [from_text(Assignment, search.suggest(str(n))[ASSIGNMENT]) for n in range(3)]
     assert assignments[0].params == {"kl_coef": 0.1, "steps": 400}
     assert [assignment.number for assignment in assignments] == [0, 1, 2]
     assert assignments[2].config == {"seed": 2, **assignments[2].params}
@@ -85,7 +85,7 @@ def test_the_same_seed_searches_the_same_way() -> None:
     def path() -> list[float]:
         search, seen = make_search(n_trials=40), []
         for n in range(40):
-            params = search.suggest(str(n))[ASSIGNMENT].params
+            params = from_text(Assignment, search.suggest(str(n))[ASSIGNMENT]).params
             seen.append(params["kl_coef"])
             quality = 1 - abs(math.log(params["kl_coef"] / 0.05))
             search.on_trial_complete(str(n), report(params["steps"], quality=quality))

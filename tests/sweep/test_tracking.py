@@ -89,18 +89,18 @@ class FlakyClient:
 
 def test_a_store_that_is_locked_for_a_moment_is_tried_again(monkeypatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    client = tracking._PatientClient(FlakyClient("database is locked", "Max retries exceeded with url"))
+    client = tracking._Patient(FlakyClient("database is locked", "Max retries exceeded with url"))
     assert client.log(7) == 7
 
 
 def test_a_refusal_is_not_tried_again() -> None:
     flaky = FlakyClient("INVALID_PARAMETER_VALUE", "never reached")
     with pytest.raises(RuntimeError, match="INVALID_PARAMETER_VALUE"):
-        tracking._PatientClient(flaky).log(7)
+        tracking._Patient(flaky).log(7)
     assert flaky.errors == ["never reached"]
 
 
 def test_patience_ends(monkeypatch) -> None:
     monkeypatch.setattr(tracking, "_PATIENCE_S", -1.0)
     with pytest.raises(RuntimeError, match="locked"):
-        tracking._PatientClient(FlakyClient("database is locked")).log(7)
+        tracking._Patient(FlakyClient("database is locked")).log(7)

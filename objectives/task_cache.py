@@ -1,0 +1,58 @@
+"""Arrays worked out from a task, kept in this machine's cache folder between runs.
+
+They are found again by what they are, the digest of the task, and a hash of our own sources, so that changed code
+never reads what older code left. The folder may be lost, damaged or unwritable at any time: that costs the work,
+never the answer.
+"""
+
+import functools
+import hashlib
+import os
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+_ROOT = Path(__file__).parents[1]
+_SOURCES = (_ROOT / "objectives", _ROOT / "rlhf")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def cached_arrays(name: str, digest: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Return the named arrays of the task with this digest: from the cache, or computed now and kept."""
+    try:
+        with cache_path(name, digest).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return dict(stored)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):  # absent, or damaged
+        arrays = compute()
+        keep_arrays(name, digest, arrays)
+        return arrays
+
+
+def keep_arrays(name: str, digest: str, arrays: Arrays) -> None:
+    """Write arrays in one atomic step, so that a reader never sees half of them; warn where that is impossible."""
+    path = cache_path(name, digest)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # an option of numpy's shares the keywords
+        Path(file.name).replace(path)
+    except OSError as error:
+        warnings.warn(f"{path}: cannot be kept ({error}); it will be worked out again next time", stacklevel=3)
+
+
+def cache_path(name: str, digest: str) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-sweep"
+    return folder / f"{name}-{_source_digest(_SOURCES)[:16]}-{digest}.npz"
+
+
+@functools.cache
+def _source_digest(folders: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
