@@ -29,6 +29,7 @@ OBJECTIVES: dict[str, Literal["maximize", "minimize"]] = {
 }
 _HARM = "worst_family_harm"
 _RANDOM_TRIALS = 6  # after the anchors and before the model of good settings takes over
+_MAX_KNOWN = 1000  # finished trials, at which half are forgotten: asking takes time in proportion to them
 
 
 class ConstrainedSearch(Searcher):
@@ -50,12 +51,12 @@ class ConstrainedSearch(Searcher):
             self._model_sampler = optuna.samplers.TPESampler(
                 seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1
             )
-        random_sampler = optuna.samplers.RandomSampler(seed=seed)
-        self.study = optuna.create_study(directions=list(OBJECTIVES.values()), sampler=random_sampler)
+        self.study = _new_study(optuna.samplers.RandomSampler(seed=seed))
         for anchor in space.anchors:
             self.study.enqueue_trial(dict(anchor))
         self._open: dict[str, Trial] = {}
         self._n_suggested = 0
+        self._forget_at = _MAX_KNOWN
 
     @property
     def exhausted(self) -> bool:
@@ -69,6 +70,7 @@ class ConstrainedSearch(Searcher):
         if self._n_suggested == len(self._space.anchors) + _RANDOM_TRIALS:
             self.study.sampler = self._model_sampler
         number, self._n_suggested = self._n_suggested, self._n_suggested + 1
+        self._forget()
         trial = self.study.ask(dict(self._space.distributions))
         self._open[trial_id] = trial
         assignment = Assignment(number, trial.params, self._configure(number, trial.params))
@@ -102,6 +104,19 @@ class ConstrainedSearch(Searcher):
         trial.set_constraint(_HARM, self._violation(report))  # before `tell`: afterwards it is too late
         self.study.tell(trial, _values(report))
 
+    def _forget(self) -> None:
+        """Keep the time it takes to ask bounded: go on with the front and the latest finished trials in a new study."""
+        finished = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(finished) < self._forget_at:
+            return
+        kept = {trial.number: trial for trial in [*finished[-_MAX_KNOWN // 2 :], *self.study.best_trials]}
+        self.study = _new_study(self.study.sampler)
+        self.study.add_trials([kept[number] for number in sorted(kept)])
+        self._forget_at = max(_MAX_KNOWN, 2 * len(kept))  # a large front is kept whole
+        for trial_id, trial in self._open.items():
+            self.study.enqueue_trial(trial.params)
+            self._open[trial_id] = self.study.ask(dict(self._space.distributions))
+
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: a search is rebuilt from the ledger."""
 
@@ -111,6 +126,10 @@ class ConstrainedSearch(Searcher):
     def _violation(self, report: Report) -> float:
         """Return by how much the constraint is missed: Optuna takes 0 and below as feasible."""
         return report.scores[_HARM] - self._max_harm
+
+
+def _new_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    return optuna.create_study(directions=list(OBJECTIVES.values()), sampler=sampler)
 
 
 def _values(report: Report) -> list[float]:

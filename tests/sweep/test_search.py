@@ -6,6 +6,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from search_spaces.space import SearchSpace
+from sweep import search as search_module
 from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text, to_text
 from sweep.search import ConstrainedSearch
 
@@ -92,3 +93,20 @@ def test_the_same_seed_searches_the_same_way() -> None:
         return seen
 
     assert path() == path()
+
+
+def test_what_is_known_stays_bounded_and_loses_neither_the_front_nor_open_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_module, "_MAX_KNOWN", 8)
+    search = make_search(n_trials=100)
+    opened = from_text(Assignment, search.suggest("open")[ASSIGNMENT])
+    for n in range(60):
+        search.suggest(str(n))
+        search.on_trial_complete(str(n), report(400, quality=0.9 if n == 3 else 0.5, kl=1.0))
+        assert len(search.study.get_trials(states=(TrialState.COMPLETE,))) <= 10
+    assert [trial.values[0] for trial in search.study.best_trials] == [0.9]
+    (running,) = search.study.get_trials(states=(TrialState.RUNNING,))
+    assert running.params == opened.params
+    search.on_trial_complete("open", report(400, quality=0.95))
+    assert [trial.values[0] for trial in search.study.best_trials] == [0.95]
