@@ -8,6 +8,8 @@ Same layout as `rlhf.fast_policy`: (features, columns). With d for the gradient 
     p = softmax(z), z_s = q . k_s    dz = p (dp - sum_s p_s dp_s)    dq = sum_s dz_s k_s    dk_s = dz_s q
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -27,17 +29,17 @@ def logit_gradient(rollout: Rollout, advantage: torch.Tensor) -> torch.Tensor:
 class Backward:
     """Turn the gradient by a rollout's logits into those by the policy's parameters, in buffers made once.
 
-    All gradients lie side by side in `flat`, and every parameter's `.grad` is a view of it: clipping is one norm.
+    All gradients lie side by side in `flat`, and every parameter's `.grad` is a view of it: clipping is one norm. So do
+    the parameters: the policy's become views of `parameter`, and an optimiser has a single tensor to update.
     """
 
     def __init__(self, policy: nn.Module, rollout: Rollout) -> None:
         named, config, n_columns = dict(policy.named_parameters()), rollout.config, len(rollout.entries)
-        self.flat = torch.zeros(sum(p.numel() for p in named.values()))
-        self._weights = {name: p.detach() for name, p in named.items()}
-        parts = self.flat.split([p.numel() for p in named.values()])
-        self._grads = {name: part.view_as(named[name]) for name, part in zip(named, parts, strict=True)}
+        self.parameter = nn.Parameter(torch.cat([p.detach().flatten() for p in named.values()]))
+        self.flat = self.parameter.grad = torch.zeros_like(self.parameter)
+        self._weights, self._grads = (_views(flat, named) for flat in (self.parameter.detach(), self.flat))
         for name, parameter in named.items():
-            parameter.grad = self._grads[name]
+            parameter.data, parameter.grad = self._weights[name], self._grads[name]
         self._rollout, self._n_prompt_columns = rollout, config.prompt_len * rollout.n_prompts
         n_entries = config.prompt_len * rollout.first_id + config.resp_len * len(rollout.logp[0])
         self._dx, self._dread = (torch.empty(config.d_model, n_columns) for _ in range(2))
@@ -174,6 +176,12 @@ class Backward:
         torch.sum(response, 2, out=pos[P:].t())
         tok -= tok.mean(1, keepdim=True)
         pos -= pos.mean(1, keepdim=True)
+
+
+def _views(flat: torch.Tensor, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Cut a flat tensor into views shaped as the named tensors, in their order."""
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view_as(like[name]) for name, part in zip(like, parts, strict=True)}
 
 
 def _halves(folded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -66,8 +66,10 @@ def fold(trunk: Trunk, head: torch.Tensor, head_bias: torch.Tensor | None = None
 def _table(trunk: Trunk, qkv: torch.Tensor, first_content_id: int) -> Table:
     tok, pos = (w.weight.t() - w.weight.mean(1) for w in (trunk.tok, trunk.pos))  # (K, vocab), (K, seq_len)
     P, first = trunk.config.prompt_len, first_content_id
-    parts = pos[:, :P, None] + tok[:, None, :first], pos[:, P:, None] + tok[:, None, first:]
-    x = torch.cat([part.flatten(1) for part in parts], 1)
+    n_prompt, n_response = P * first, trunk.config.resp_len * (trunk.config.vocab_size - first)
+    x = tok.new_empty(len(tok), n_prompt + n_response)
+    torch.add(pos[:, :P, None], tok[:, None, :first], out=x[:, :n_prompt].unflatten(1, (P, first)))
+    torch.add(pos[:, P:, None], tok[:, None, first:], out=x[:, n_prompt:].unflatten(1, (trunk.config.resp_len, -1)))
     read, rstd = with_ones(*x.shape), x.new_empty(1, x.shape[1])
     normalise(mean_row(len(x)), x, read, read[:-1], rstd)
     return Table(x, read, rstd, qkv @ read)
@@ -264,6 +266,7 @@ class Rollout:
         ]
         self._first_logp = self.logp[0].view(V, group, N)
         self._token_rows, self._cdf = list(self.tokens), torch.empty(V, B)
+        self._cdf_below = self._cdf[:-1]  # a uniform that rounds up to the total still gives the last token
         self._mean = mean_row(K)
         self._future = torch.full((P, P), float("-inf")).triu(1)[:, :, None]  # (queries, keys, 1)
 
@@ -284,8 +287,8 @@ class Rollout:
         for t, (logp, u, token) in enumerate(zip(self.logp, self.to_columns(uniforms), self._token_rows, strict=True)):
             if t:
                 self._step(folded, t - 1)
-            cdf = torch.exp(logp, out=self._cdf).cumsum_(0)
-            torch.sum(cdf <= u * cdf[-1], 0, out=token).clamp_(max=len(cdf) - 1)
+            total = torch.exp(logp, out=self._cdf).cumsum_(0)[-1]
+            torch.sum(self._cdf_below <= u * total, 0, out=token)
         return self.from_columns(self.tokens)
 
     def score(self, folded: Folded, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
