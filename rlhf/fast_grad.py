@@ -53,6 +53,8 @@ class Backward:
         self._dcache = torch.empty_like(rollout.layers[0].cache)
         self._dlogits = torch.empty(rollout.logp.shape[1], rollout.final.shape[1])
         self._mean = torch.full((1, config.d_model), 1 / config.d_model)
+        self._dheads = self._dread.view(config.n_heads, -1, n_columns)
+        self._step_views = self._views_of_steps()
 
     @torch.no_grad()
     def __call__(self, folded: Folded, dlogits: torch.Tensor, *, temperature: float) -> None:
@@ -116,15 +118,21 @@ class Backward:
         self._add_norm_gradient(dx, folded.layers[0].qkv[:, :-1].t() @ dtable, table.read[:-1], table.rstd)
         return _weight_gradient(dtable, table.read)
 
+    def _views_of_steps(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return for each response position the gradients by its mixture, its query, and the keys and values it saw."""
+        config, B, split = self._rollout.config, self._rollout.tokens.shape[1], self._n_prompt_columns
+        P, steps = config.prompt_len, config.resp_len - 1
+        dcache = self._dcache.view(3, config.n_heads, -1, P + steps, B)
+        dmixed = self._dheads[:, :, None, split:].unflatten(3, (steps, B)).unbind(3)
+        return [(dmixed[t], *attention_views(dcache, P + t)) for t in range(steps)]
+
     def _attention(self, buffers: LayerBuffers) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients by (queries, keys, values) of prompts and of responses, given `_dread` by mixtures."""
         config, N, B = self._rollout.config, self._rollout.n_prompts, self._rollout.tokens.shape[1]
         H, P, split = config.n_heads, config.prompt_len, self._n_prompt_columns
-        heads = self._dread.view(H, -1, len(self._rollout.entries))
         dcache, dprompt = self._dcache.view(3, H, -1, P + len(buffers.steps), B), self._dprompt.view(3, H, -1, P, N)
-        for t in reversed(range(len(buffers.steps))):
-            views, dmixed = buffers.attend[t], heads[:, :, None, split + t * B : split + (t + 1) * B]
-            dquery, dkeys, dvalues = attention_views(dcache, P + t)
+        for t, (dmixed, dquery, dkeys, dvalues) in reversed(list(enumerate(self._step_views))):
+            views = buffers.attend[t]
             dscores = _score_gradient(views, dmixed)
             torch.mul(dscores, views.keys, out=views.work)
             torch.sum(views.work, 2, keepdim=True, out=dquery)
@@ -134,7 +142,7 @@ class Backward:
             else:
                 dkeys.addcmul_(dscores, views.query)
                 dvalues.addcmul_(views.probs, dmixed)
-        views, dmixed = buffers.attend_prompt, heads[:, :, buffers.start : split].unflatten(2, (-1, 1, N))
+        views, dmixed = buffers.attend_prompt, self._dheads[:, :, buffers.start : split].unflatten(2, (-1, 1, N))
         dscores, unread = _score_gradient(views, dmixed), buffers.start // N
         dprompt[0, :, :, :unread] = 0  # queries of positions that the last layer leaves out
         factors = (dscores, views.keys, 3), (dscores, views.query, 2), (views.probs, dmixed, 2)
