@@ -8,6 +8,8 @@ Same layout as `rlhf.fast_policy`: (features, columns). With d for the gradient 
     p = softmax(z), z_s = q . k_s    dz = p (dp - sum_s p_s dp_s)    dq = sum_s dz_s k_s    dk_s = dz_s q
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -27,24 +29,32 @@ def logit_gradient(rollout: Rollout, advantage: torch.Tensor) -> torch.Tensor:
 class Backward:
     """Turn the gradient by a rollout's logits into those by the policy's parameters, in buffers made once.
 
-    All gradients lie side by side in `flat`, and every parameter's `.grad` is a view of it: clipping is one norm.
+    All gradients lie side by side in `flat`, and every parameter's `.grad` is a view of it: clipping is one norm. So do
+    the parameters: the policy's become views of `parameter`, and an optimiser has a single tensor to update.
     """
 
     def __init__(self, policy: nn.Module, rollout: Rollout) -> None:
-        named, config, n_columns = dict(policy.named_parameters()), rollout.config, len(rollout.ids)
-        self.flat = torch.zeros(sum(p.numel() for p in named.values()))
-        self._weights = {name: p.detach() for name, p in named.items()}
-        parts = self.flat.split([p.numel() for p in named.values()])
-        self._grads = {name: part.view_as(named[name]) for name, part in zip(named, parts, strict=True)}
+        named, config, n_columns = dict(policy.named_parameters()), rollout.config, len(rollout.entries)
+        self.parameter = nn.Parameter(torch.cat([p.detach().flatten() for p in named.values()]))
+        self.flat = self.parameter.grad = torch.zeros_like(self.parameter)
+        self._weights, self._grads = (_views(flat, named) for flat in (self.parameter.detach(), self.flat))
         for name, parameter in named.items():
-            parameter.grad = self._grads[name]
+            parameter.data, parameter.grad = self._weights[name], self._grads[name]
         self._rollout, self._n_prompt_columns = rollout, config.prompt_len * rollout.n_prompts
-        self._dx, self._dread, self._product = (torch.empty(config.d_model, n_columns) for _ in range(3))
+        n_entries = config.prompt_len * rollout.first_id + config.resp_len * len(rollout.logp[0])
+        self._dx, self._dread = (torch.empty(config.d_model, n_columns) for _ in range(2))
+        self._product = torch.empty(config.d_model, max(n_columns, n_entries))
+        self._dtable_x, self._dtable = (
+            torch.empty(config.d_model, n_entries),
+            torch.empty(3 * config.d_model, n_entries),
+        )
         self._dinner = torch.empty(config.d_ff, n_columns)
         self._dprompt = torch.empty_like(rollout.layers[0].prompt_qkv)
         self._dcache = torch.empty_like(rollout.layers[0].cache)
         self._dlogits = torch.empty(rollout.logp.shape[1], rollout.final.shape[1])
         self._mean = torch.full((1, config.d_model), 1 / config.d_model)
+        self._dheads = self._dread.view(config.n_heads, -1, n_columns)
+        self._step_views = self._views_of_steps()
 
     @torch.no_grad()
     def __call__(self, folded: Folded, dlogits: torch.Tensor, *, temperature: float) -> None:
@@ -59,7 +69,7 @@ class Backward:
         dhead = _weight_gradient(self._dlogits, rollout.final).div_(temperature)
         self._unfold_reader("ln", "head", dhead, rows=slice(rollout.first_id, None))
         for n in reversed(range(len(folded.layers))):
-            self._block(f"blocks.{n}", folded.layers[n], rollout.layers[n])
+            self._block(folded, n)
         self._embeddings()
 
     def clip(self, max_norm: float) -> float:
@@ -69,36 +79,60 @@ class Backward:
             self.flat.mul_(max_norm / (norm + 1e-6))
         return norm
 
-    def _block(self, name: str, weights: FoldedLayer, buffers: LayerBuffers) -> None:
+    def _block(self, folded: Folded, n: int) -> None:
         """Take `_dx` (K, C) from behind a block to before it, and write the block's gradients."""
-        dx, dread, split = self._dx, self._dread, self._n_prompt_columns
-        self._unfold_writer(f"{name}.ff.2", _weight_gradient(dx, buffers.active))
-        torch.mm(weights.down[:, :-1].t(), dx, out=self._dinner)
-        torch.ops.aten.gelu_backward.grad_input(self._dinner, buffers.inner, grad_input=self._dinner)
-        self._unfold_reader(f"{name}.ln2", f"{name}.ff.0", _weight_gradient(self._dinner, buffers.read2))
-        torch.mm(weights.up[:, :-1].t(), self._dinner, out=dread)
-        self._add_norm_gradient(dx, dread, buffers.read2[:-1], buffers.rstd2)
-        self._unfold_writer(f"{name}.attn.out", _weight_gradient(dx, buffers.mixed))
+        name, weights, buffers = f"blocks.{n}", folded.layers[n], self._rollout.layers[n]
+        after, dx, dread = buffers.after, self._dx[:, buffers.start :], self._dread[:, buffers.start :]
+        dinner = self._dinner[:, buffers.start :]
+        self._unfold_writer(f"{name}.ff.2", _weight_gradient(dx, after.active))
+        torch.mm(weights.down[:, :-1].t(), dx, out=dinner)
+        torch.ops.aten.gelu_backward.grad_input(dinner, after.inner, grad_input=dinner)
+        self._unfold_reader(f"{name}.ln2", f"{name}.ff.0", _weight_gradient(dinner, after.read2))
+        torch.mm(weights.up[:, :-1].t(), dinner, out=dread)
+        self._add_norm_gradient(dx, dread, after.norm2, after.rstd2)
+        self._unfold_writer(f"{name}.attn.out", _weight_gradient(dx, after.mixed))
         torch.mm(weights.out[:, :-1].t(), dx, out=dread)
         dprompt, drest = self._attention(buffers)
+        dqkv = self._layer_projection(weights, buffers, dprompt, drest) if n else self._table(folded, dprompt, drest)
+        dqkv[: len(dx)] *= (len(dx) // self._rollout.config.n_heads) ** -0.5
+        self._unfold_reader(f"{name}.ln1", f"{name}.attn.qkv", dqkv)
+
+    def _layer_projection(
+        self, weights: FoldedLayer, buffers: LayerBuffers, dprompt: torch.Tensor, drest: torch.Tensor
+    ) -> torch.Tensor:
+        """Take `_dx` through a block's first LayerNorm and projection; return the folded weight's gradient."""
+        dread, split = self._dread, self._n_prompt_columns
         dqkv = _weight_gradient(dprompt, buffers.prompt.read1)
         torch.mm(weights.qkv[:, :-1].t(), dprompt, out=dread[:, :split])
         if buffers.steps:
             dqkv += _weight_gradient(drest, buffers.rest.read1)
             torch.mm(weights.qkv[:, :-1].t(), drest, out=dread[:, split:])
-        dqkv[: len(dx)] *= (len(dx) // self._rollout.config.n_heads) ** -0.5
-        self._unfold_reader(f"{name}.ln1", f"{name}.attn.qkv", dqkv)
-        self._add_norm_gradient(dx, dread, buffers.read1[:-1], buffers.rstd1)
+        self._add_norm_gradient(self._dx, dread, buffers.read1[:-1], buffers.rstd1)
+        return dqkv
+
+    def _table(self, folded: Folded, dprompt: torch.Tensor, drest: torch.Tensor) -> torch.Tensor:
+        """Do for the first block what `_layer_projection` does for others, on the table's columns: `_dtable_x`."""
+        table, entries, split = folded.table, self._rollout.entries, self._n_prompt_columns
+        dtable = self._dtable.zero_().index_add_(1, entries[:split], dprompt).index_add_(1, entries[split:], drest)
+        dx = self._dtable_x.zero_().index_add_(1, entries, self._dx)
+        self._add_norm_gradient(dx, folded.layers[0].qkv[:, :-1].t() @ dtable, table.read[:-1], table.rstd)
+        return _weight_gradient(dtable, table.read)
+
+    def _views_of_steps(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return for each response position the gradients by its mixture, its query, and the keys and values it saw."""
+        config, B, split = self._rollout.config, self._rollout.tokens.shape[1], self._n_prompt_columns
+        P, steps = config.prompt_len, config.resp_len - 1
+        dcache = self._dcache.view(3, config.n_heads, -1, P + steps, B)
+        dmixed = self._dheads[:, :, None, split:].unflatten(3, (steps, B)).unbind(3)
+        return [(dmixed[t], *attention_views(dcache, P + t)) for t in range(steps)]
 
     def _attention(self, buffers: LayerBuffers) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients by (queries, keys, values) of prompts and of responses, given `_dread` by mixtures."""
         config, N, B = self._rollout.config, self._rollout.n_prompts, self._rollout.tokens.shape[1]
         H, P, split = config.n_heads, config.prompt_len, self._n_prompt_columns
-        heads = self._dread.view(H, -1, len(self._rollout.ids))
         dcache, dprompt = self._dcache.view(3, H, -1, P + len(buffers.steps), B), self._dprompt.view(3, H, -1, P, N)
-        for t in reversed(range(len(buffers.steps))):
-            views, dmixed = buffers.attend[t], heads[:, :, None, split + t * B : split + (t + 1) * B]
-            dquery, dkeys, dvalues = attention_views(dcache, P + t)
+        for t, (dmixed, dquery, dkeys, dvalues) in reversed(list(enumerate(self._step_views))):
+            views = buffers.attend[t]
             dscores = _score_gradient(views, dmixed)
             torch.mul(dscores, views.keys, out=views.work)
             torch.sum(views.work, 2, keepdim=True, out=dquery)
@@ -108,10 +142,12 @@ class Backward:
             else:
                 dkeys.addcmul_(dscores, views.query)
                 dvalues.addcmul_(views.probs, dmixed)
-        views, dmixed = buffers.attend_prompt, heads[:, :, :split].unflatten(2, (P, 1, N))
-        dscores = _score_gradient(views, dmixed)
+        views, dmixed = buffers.attend_prompt, self._dheads[:, :, buffers.start : split].unflatten(2, (-1, 1, N))
+        dscores, unread = _score_gradient(views, dmixed), buffers.start // N
+        dprompt[0, :, :, :unread] = 0  # queries of positions that the last layer leaves out
         factors = (dscores, views.keys, 3), (dscores, views.query, 2), (views.probs, dmixed, 2)
-        for gradient, (left, right, dim) in zip(dprompt, factors, strict=True):
+        gradients = dprompt[0, :, :, unread:], dprompt[1], dprompt[2]
+        for gradient, (left, right, dim) in zip(gradients, factors, strict=True):
             torch.sum(torch.mul(left, right, out=views.work), dim, out=gradient)
         if buffers.steps:
             dprompt[1:] += dcache[1:, :, :, :P].unflatten(4, (-1, N)).sum(4)
@@ -138,15 +174,22 @@ class Backward:
         self._grads[f"{linear}.bias"].copy_(shift)
 
     def _embeddings(self) -> None:
-        split, N, P = self._n_prompt_columns, self._rollout.n_prompts, self._rollout.config.prompt_len
+        P, first, n_content = self._rollout.config.prompt_len, self._rollout.first_id, self._rollout.logp.shape[1]
         tok, pos = self._grads["tok.weight"], self._grads["pos.weight"]
-        tok.t().zero_().index_add_(1, self._rollout.ids, self._dx)
-        torch.sum(self._dx[:, :split].unflatten(1, (P, N)), 2, out=pos[:P].t())
-        torch.sum(
-            self._dx[:, split:].unflatten(1, (len(pos) - P - 1, self._rollout.tokens.shape[1])), 2, out=pos[P:-1].t()
-        )
+        parts = self._dtable_x.split([P * first, self._dtable_x.shape[1] - P * first], 1)
+        prompt, response = parts[0].unflatten(1, (-1, first)), parts[1].unflatten(1, (-1, n_content))
+        torch.sum(prompt, 1, out=tok[:first].t())
+        torch.sum(prompt, 2, out=pos[:P].t())
+        torch.sum(response, 1, out=tok[first:].t())
+        torch.sum(response, 2, out=pos[P:].t())
         tok -= tok.mean(1, keepdim=True)
         pos -= pos.mean(1, keepdim=True)
+
+
+def _views(flat: torch.Tensor, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Cut a flat tensor into views shaped as the named tensors, in their order."""
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view_as(like[name]) for name, part in zip(like, parts, strict=True)}
 
 
 def _halves(folded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,11 @@ matrix that reads the normalised values; biases are one more matrix column, met 
 is read only through LayerNorm, which subtracts its mean; so its writers are centred instead, and LayerNorm becomes
 division by the root mean square.
 
+What the first block reads is decided by a token and its position, so it is projected once for every token where it can
+stand (`Table`: 288 columns in place of 992) and looked up. With vocabularies of hundreds of tokens the table outgrows
+the batch and costs more than it saves; the results stay the same. The last block computes only what is read later: of
+a prompt, its last position, and the keys and values of the others.
+
 Left out: autograd. `rlhf.fast_grad` is the backward pass over what `Rollout` keeps.
 """
 
@@ -31,24 +36,51 @@ class FoldedLayer(NamedTuple):
     down: torch.Tensor  # (K, d_ff + 1), columns of mean zero
 
 
+class Table(NamedTuple):
+    """Hold the first block's input and projection for every token where it can stand, in E = P * F + R * V columns.
+
+    First each position of the prompt by the F tokens before the content tokens, then each of the response by the V
+    content tokens.
+    """
+
+    x: torch.Tensor  # (K, E): embedded, of mean zero
+    read: torch.Tensor  # (K + 1, E): normalised, and ones
+    rstd: torch.Tensor  # (1, E)
+    qkv: torch.Tensor  # (3K, E)
+
+
 class Folded(NamedTuple):
     """Hold a transformer's weights as the fast pass reads them."""
 
-    tok: torch.Tensor  # (K, vocab), columns of mean zero
-    pos: torch.Tensor  # (K, seq_len), columns of mean zero
+    table: Table
     layers: list[FoldedLayer]
     head: torch.Tensor  # (outputs, K + 1)
 
 
-def fold(trunk: Trunk, head: torch.Tensor, head_bias: torch.Tensor | None = None) -> Folded:
+def fold(trunk: Trunk, head: torch.Tensor, head_bias: torch.Tensor | None = None, *, first_content_id: int) -> Folded:
     """Fold weights; `head` (outputs, K) is what reads the final LayerNorm."""
-    tok, pos = trunk.tok.weight, trunk.pos.weight
-    return Folded(
-        tok=(tok - tok.mean(1, keepdim=True)).t().contiguous(),
-        pos=(pos - pos.mean(1, keepdim=True)).t().contiguous(),
-        layers=[_fold_block(block) for block in trunk.blocks],  # type: ignore[arg-type]
-        head=_reader(trunk.ln, head, head_bias),
-    )
+    layers = [_fold_block(block) for block in trunk.blocks]  # type: ignore[arg-type]
+    return Folded(_table(trunk, layers[0].qkv, first_content_id), layers, _reader(trunk.ln, head, head_bias))
+
+
+def _table(trunk: Trunk, qkv: torch.Tensor, first_content_id: int) -> Table:
+    tok, pos = (w.weight.t() - w.weight.mean(1) for w in (trunk.tok, trunk.pos))  # (K, vocab), (K, seq_len)
+    P, first = trunk.config.prompt_len, first_content_id
+    n_prompt, n_response = P * first, trunk.config.resp_len * (trunk.config.vocab_size - first)
+    x = tok.new_empty(len(tok), n_prompt + n_response)
+    torch.add(pos[:, :P, None], tok[:, None, :first], out=x[:, :n_prompt].unflatten(1, (P, first)))
+    torch.add(pos[:, P:, None], tok[:, None, first:], out=x[:, n_prompt:].unflatten(1, (trunk.config.resp_len, -1)))
+    read, rstd = with_ones(*x.shape), x.new_empty(1, x.shape[1])
+    normalise(mean_row(len(x)), x, read, read[:-1], rstd)
+    return Table(x, read, rstd, qkv @ read)
+
+
+def table_starts(config: ModelConfig, n_content: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the table's columns of token 0 at each prompt position (P,), of content token 0 at each other (R,)."""
+    first = config.vocab_size - n_content
+    return torch.arange(config.prompt_len) * first, config.prompt_len * first + torch.arange(
+        config.resp_len
+    ) * n_content
 
 
 def _fold_block(block: Block) -> FoldedLayer:
@@ -107,7 +139,8 @@ class Attend(NamedTuple):
 class Predict(NamedTuple):
     """Hold the views with which one response position is predicted."""
 
-    ids: torch.Tensor  # (B,): the token before it, as vocabulary ids
+    entries: torch.Tensor  # (B,): the token before it, as a column of the table
+    rows: torch.Tensor  # (3K, B): the same, repeated for every row of the projection
     read: torch.Tensor  # (K + 1, B): normalised hidden state, and ones
     norm: torch.Tensor
     rstd: torch.Tensor
@@ -121,17 +154,23 @@ class LayerBuffers:
     The last response token is never an input. `cache` holds the responses' queries, keys and values behind the
     prompt's keys and values, which are written out for each of the group: with whole columns contiguous, one
     product and one sum over features beat a batched product of (P, D) by (D, G) matrices.
+
+    `after` are the columns that run on behind attention; in the last layer that leaves out all but the prompts' last.
     """
 
-    def __init__(self, config: ModelConfig, n_prompts: int, group: int, work: torch.Tensor) -> None:
+    def __init__(self, config: ModelConfig, n_prompts: int, group: int, work: torch.Tensor, *, last: bool) -> None:
         K, H, P, N, B = config.d_model, config.n_heads, config.prompt_len, n_prompts, n_prompts * group
         D, steps = K // H, config.resp_len - 1
         split, n_columns = P * N, P * N + steps * B
+        Q = 1 if last else P
+        self.start = split - Q * N
         self.read1, self.read2, self.mixed = (with_ones(K, n_columns) for _ in range(3))
         self.rstd1, self.rstd2 = torch.empty(1, n_columns), torch.empty(1, n_columns)
         self.inner, self.active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
         self.prompt_qkv, self.cache = torch.empty(3 * K, split), torch.empty(3 * K, (P + steps) * B)
         self.prompt = self._part(0, split, self.prompt_qkv)
+        self.prompt_after = self._part(self.start, split, self.prompt_qkv)
+        self.after = self._part(self.start, n_columns, self.prompt_qkv)
         self.rest = self._part(split, n_columns, self.cache[:, P * B :])
         self.steps = [
             self._part(split + t * B, split + (t + 1) * B, self.cache[:, (P + t) * B : (P + t + 1) * B])
@@ -139,10 +178,11 @@ class LayerBuffers:
         ]
         self.cached_prompt = self.cache.view(3 * K, P + steps, group, N)[K:, :P]
         self.prompt_to_cache = self.prompt_qkv.view(3 * K, P, 1, N)[K:]
+        query, keys, values = attention_views(self.prompt_qkv.view(3, H, D, P, N), None)
         self.attend_prompt = Attend(
-            *attention_views(self.prompt_qkv.view(3, H, D, P, N), None),
-            torch.empty(H, 1, P, P, N), self.prompt.mixed[:-1].view(H, D, P, N),
-            torch.empty(H, 1, P, P, N), work[: K * P * P * N].view(H, D, P, P, N),
+            query[:, :, P - Q :], keys, values,
+            torch.empty(H, 1, Q, P, N), self.prompt_after.mixed[:-1].view(H, D, Q, N),
+            torch.empty(H, 1, Q, P, N), work[: K * Q * P * N].view(H, D, Q, P, N),
         )  # fmt: skip
         self.attend = [
             Attend(
@@ -195,37 +235,45 @@ class Rollout:
     """Run a folded policy over N prompts with G responses each, in buffers made once.
 
     With `keep`, every layer keeps its activations, as sampling and a backward pass need; without, one layer's
-    buffers serve all, which stays in the processor's cache. Columns (B = G * N) are ordered (member, prompt).
+    buffers serve all but the last. Columns (B = G * N) are ordered (member, prompt).
     """
 
     def __init__(self, config: ModelConfig, *, n_prompts: int, group: int, n_content: int, keep: bool = True) -> None:
         K, P, N, B, R = config.d_model, config.prompt_len, n_prompts, n_prompts * group, config.resp_len
         V, steps = n_content, R - 1
         self.config, self.n_prompts, self.group, self.first_id = config, N, group, config.vocab_size - V
+        self._prompt_starts, self._response_starts = table_starts(config, V)
         self.work = torch.empty(K * max((P + steps) * B, P * P * N))
-        buffers = [LayerBuffers(config, N, group, self.work) for _ in range(config.n_layers if keep else 1)]
-        self.layers = buffers if keep else buffers * config.n_layers
-        self.ids = torch.empty(P * N + steps * B, dtype=torch.long)  # vocabulary id of each column
+        self.layers: list[LayerBuffers] = []
+        for n in range(config.n_layers):
+            last = n + 1 == config.n_layers
+            new = keep or last or not n
+            self.layers.append(LayerBuffers(config, N, group, self.work, last=last) if new else self.layers[0])
+        self.entries = torch.empty(P * N + steps * B, dtype=torch.long)  # each column's column in the table
+        self._entry_rows = self.entries.expand(3 * K, -1)
         self.final = with_ones(K, N + steps * B)  # normalised; a column for each prediction, the first by prompt
         self.final_rstd = torch.empty(1, N + steps * B)
         self.tokens = torch.empty(R, B, dtype=torch.long)  # content-token indices
         self.logp = torch.empty(R, V, B)
         # The residual stream of the columns that run at once.
         self._x_prompt, self._x_step, self._x_rest = (torch.empty(K, n) for n in (P * N, B, steps * B))
-        self._first = self._predict_views(self.ids[:0], 0, N, torch.empty(V, N))
-        self._rest = self._predict_views(self.ids[P * N :], N, N + steps * B, torch.empty(V, steps * B))
+        self._x_last = self._x_prompt[:, -N:]
+        self._prompt_rows = self._entry_rows[:, : P * N]
+        self._first = self._predict_views(0, N, torch.empty(V, N))
+        self._rest = self._predict_views(N, N + steps * B, torch.empty(V, steps * B))
         self._steps = [
-            self._predict_views(self.ids[P * N + start :][:B], N + start, N + start + B, self.logp[1 + start // B])
-            for start in range(0, steps * B, B)
+            self._predict_views(N + start, N + start + B, self.logp[1 + start // B]) for start in range(0, steps * B, B)
         ]
         self._first_logp = self.logp[0].view(V, group, N)
         self._token_rows, self._cdf = list(self.tokens), torch.empty(V, B)
+        self._cdf_below = self._cdf[:-1]  # a uniform that rounds up to the total still gives the last token
         self._mean = mean_row(K)
         self._future = torch.full((P, P), float("-inf")).triu(1)[:, :, None]  # (queries, keys, 1)
 
-    def _predict_views(self, ids: torch.Tensor, start: int, stop: int, logp: torch.Tensor) -> Predict:
-        read = self.final[:, start:stop]
-        return Predict(ids, read, read[:-1], self.final_rstd[:, start:stop], torch.empty_like(logp), logp)
+    def _predict_views(self, start: int, stop: int, logp: torch.Tensor) -> Predict:
+        read, shift = self.final[:, start:stop], len(self.entries) - self.final.shape[1]
+        entries, rows = self.entries[shift + start : shift + stop], self._entry_rows[:, shift + start : shift + stop]
+        return Predict(entries, rows, read, read[:-1], self.final_rstd[:, start:stop], torch.empty_like(logp), logp)
 
     def sample(self, folded: Folded, prompts: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         """Sample responses (N * G, R) for prompts (N, P) by inverting the cumulative distribution at (N * G, R).
@@ -233,27 +281,27 @@ class Rollout:
         Leaves them in `tokens` (R, B), and in `logp` (R, V, B) the log probabilities they were drawn from.
         """
         self._embed_prompts(folded, prompts)
-        for weights, buffers in zip(folded.layers, self.layers, strict=True):
-            self._prompt_block(weights, buffers)
+        for n in range(len(self.layers)):
+            self._prompt_block(folded, n)
         self._predict_first(folded)
         for t, (logp, u, token) in enumerate(zip(self.logp, self.to_columns(uniforms), self._token_rows, strict=True)):
             if t:
                 self._step(folded, t - 1)
-            cdf = torch.exp(logp, out=self._cdf).cumsum_(0)
-            torch.sum(cdf <= u * cdf[-1], 0, out=token).clamp_(max=len(cdf) - 1)
+            total = torch.exp(logp, out=self._cdf).cumsum_(0)[-1]
+            torch.sum(self._cdf_below <= u * total, 0, out=token)
         return self.from_columns(self.tokens)
 
     def score(self, folded: Folded, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return log probabilities (R, V, B) at every prefix of given tokens (R, B). The result is overwritten."""
         self._embed_prompts(folded, prompts)
         self._embed_rest(folded, tokens)
-        for weights, buffers in zip(folded.layers, self.layers, strict=True):
-            self._prompt_block(weights, buffers)
+        for n, buffers in enumerate(self.layers):
+            self._prompt_block(folded, n)
             if buffers.steps:
-                self._project(weights, buffers.rest, self._x_rest)
+                self._project(folded, n, buffers.rest, self._x_rest, self._rest.rows)
                 for attend in buffers.attend:
                     _attend(attend)
-                self._finish(weights, buffers.rest, self._x_rest)
+                self._finish(folded.layers[n], buffers.rest, self._x_rest)
         self._predict_first(folded)
         if self._steps:
             self._predict(folded, self._rest, self._x_rest)
@@ -272,39 +320,40 @@ class Rollout:
         return full.permute(order).clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
     def _embed_prompts(self, folded: Folded, prompts: torch.Tensor) -> None:
-        P, N = self.config.prompt_len, self.n_prompts
-        ids = self.ids[: P * N]
-        ids.view(P, N).copy_(prompts.t())
-        torch.index_select(folded.tok, 1, ids, out=self._x_prompt)
-        self._x_prompt.view(-1, P, N).add_(folded.pos[:, :P, None])
+        entries = self.entries[: prompts.numel()]
+        torch.add(prompts.t(), self._prompt_starts[:, None], out=entries.view(-1, len(prompts)))
+        torch.index_select(folded.table.x, 1, entries, out=self._x_prompt)
 
     def _embed_rest(self, folded: Folded, tokens: torch.Tensor) -> None:
-        steps, B = tokens.shape[0] - 1, tokens.shape[1]
-        ids = self.ids[self.config.prompt_len * self.n_prompts :]
-        torch.add(tokens[:-1].reshape(-1), self.first_id, out=ids)
-        torch.index_select(folded.tok, 1, ids, out=self._x_rest)
-        self._x_rest.view(len(folded.pos), steps, B).add_(folded.pos[:, self.config.prompt_len : -1, None])
+        entries = self._rest.entries
+        torch.add(tokens[:-1], self._response_starts[:-1, None], out=entries.view(len(tokens) - 1, tokens.shape[1]))
+        torch.index_select(folded.table.x, 1, entries, out=self._x_rest)
 
     def _step(self, folded: Folded, t: int) -> None:
         """Run response token t through all layers and predict the next."""
         x, views = self._x_step, self._steps[t]
-        torch.add(self._token_rows[t], self.first_id, out=views.ids)
-        torch.index_select(folded.tok, 1, views.ids, out=x).add_(folded.pos[:, self.config.prompt_len + t, None])
-        for weights, buffers in zip(folded.layers, self.layers, strict=True):
-            self._project(weights, buffers.steps[t], x)
+        torch.add(self._token_rows[t], self._response_starts[t], out=views.entries)
+        torch.index_select(folded.table.x, 1, views.entries, out=x)
+        for n, buffers in enumerate(self.layers):
+            self._project(folded, n, buffers.steps[t], x, views.rows)
             _attend(buffers.attend[t])
-            self._finish(weights, buffers.steps[t], x)
+            self._finish(folded.layers[n], buffers.steps[t], x)
         self._predict(folded, views, x)
 
-    def _prompt_block(self, weights: FoldedLayer, buffers: LayerBuffers) -> None:
-        self._project(weights, buffers.prompt, self._x_prompt)
-        _attend(buffers.attend_prompt, self._future)
+    def _prompt_block(self, folded: Folded, n: int) -> None:
+        buffers = self.layers[n]
+        self._project(folded, n, buffers.prompt, self._x_prompt, self._prompt_rows)
+        _attend(buffers.attend_prompt, None if buffers.start else self._future)
         buffers.cached_prompt.copy_(buffers.prompt_to_cache)
-        self._finish(weights, buffers.prompt, self._x_prompt)
+        self._finish(folded.layers[n], buffers.prompt_after, self._x_last if buffers.start else self._x_prompt)
 
-    def _project(self, weights: FoldedLayer, part: Part, x: torch.Tensor) -> None:
-        normalise(self._mean, x, part.read1, part.norm1, part.rstd1)
-        torch.mm(weights.qkv, part.read1, out=part.qkv)
+    def _project(self, folded: Folded, n: int, part: Part, x: torch.Tensor, rows: torch.Tensor) -> None:
+        """Compute block n's queries, keys and values from the residual stream x (K, C), or look up the first's."""
+        if n == 0:
+            torch.gather(folded.table.qkv, 1, rows, out=part.qkv)  # `index_select` is slow into part of a buffer
+        else:
+            normalise(self._mean, x, part.read1, part.norm1, part.rstd1)
+            torch.mm(folded.layers[n].qkv, part.read1, out=part.qkv)
 
     def _finish(self, weights: FoldedLayer, part: Part, x: torch.Tensor) -> None:
         """Add attention's and the feed-forward's output to the residual stream x (K, C)."""
@@ -315,7 +364,7 @@ class Rollout:
         x.addmm_(weights.down, part.active)
 
     def _predict_first(self, folded: Folded) -> None:
-        self._predict(folded, self._first, self._x_prompt[:, -self.n_prompts :])
+        self._predict(folded, self._first, self._x_last)
         self._first_logp.copy_(self._first.logp[:, None])
 
     def _predict(self, folded: Folded, views: Predict, x: torch.Tensor) -> None:

@@ -1,18 +1,15 @@
 """The reward model's forward pass by hand: weights folded, and attention laid out so that its softmax vectorises.
 
-Layout and folding are those of `rlhf.fast_policy`; a column is (sequence, position). The first block's queries, keys
-and values depend on a token and its position alone, so they are looked up in a table made once. Softmax over a last
-dimension of 14 entries takes eighteen times as long as over the one before it when the last is a multiple of 16: scores
-are laid out (keys, queries), the queries padded.
+Layout and folding are those of `rlhf.fast_policy`; a column is (sequence, position). Softmax over a last dimension of
+14 entries takes eighteen times as long as over the one before it when the last is a multiple of 16: scores are laid out
+(keys, queries), the queries padded.
 """
 
 import torch
 from torch import nn
 
-from rlhf.fast_policy import fold, mean_row, normalise, with_ones
+from rlhf.fast_policy import fold, mean_row, normalise, table_starts, with_ones
 from rlhf.transformer import Trunk
-
-_MAX_TABLE_COLUMNS = 1 << 13
 
 
 class FastReward:
@@ -27,16 +24,9 @@ class FastReward:
         config, first, last = trunk.config, head[0], head[2]
         K, H, T, n_columns = config.d_model, config.n_heads, config.seq_len, batch * config.seq_len
         D, padded = K // H, -(-T // 16) * 16
-        self._folded, self._last = fold(trunk, first.weight, first.bias), last  # type: ignore[arg-type]
-        self._first_id, self._batch, self._shape = first_content_id, batch, (H, D, T)
-        self._mean, self._position = mean_row(K), torch.arange(T) * config.vocab_size
-        # Every token at every position, (K, T * vocab), and its queries, keys and values, (3K, T * vocab).
-        self._embedded = (self._folded.pos[:, :, None] + self._folded.tok[:, None]).flatten(1)
-        self._table = None
-        if self._embedded.shape[1] <= _MAX_TABLE_COLUMNS:
-            read = with_ones(*self._embedded.shape)
-            normalise(self._mean, self._embedded, read, read[:-1], torch.empty(1, read.shape[1]))
-            self._table = self._folded.layers[0].qkv @ read
+        self._folded = fold(trunk, first.weight, first.bias, first_content_id=first_content_id)  # type: ignore[arg-type]
+        self._last, self._batch, self._shape, self._mean = last, batch, (H, D, T), mean_row(K)
+        self._starts = table_starts(config, config.vocab_size - first_content_id)
         self._x, self._rstd = torch.empty(K, n_columns), torch.empty(1, n_columns)
         self._read, self._qkv = with_ones(K, n_columns), torch.empty(3 * K, n_columns)
         self._inner, self._active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
@@ -48,17 +38,18 @@ class FastReward:
     def score(self, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Score responses (N * G, resp_len) of content-token indices against prompts (N, prompt_len): (N * G,)."""
         group = responses.shape[0] // prompts.shape[0]
-        ids = torch.cat([prompts.repeat_interleave(group, 0), responses + self._first_id], 1)
-        return torch.cat([self._score(chunk.flatten()) for chunk in (ids + self._position).split(self._batch)])
+        in_prompt, in_response = self._starts
+        entries = torch.cat([(prompts + in_prompt).repeat_interleave(group, 0), responses + in_response], 1)
+        return torch.cat([self._score(chunk.flatten()) for chunk in entries.split(self._batch)])
 
     def _score(self, entries: torch.Tensor) -> torch.Tensor:
         """Score B sequences given as entries (B * T,) of the table of embedded tokens."""
         buffers = self._x, self._rstd, self._read, self._qkv, self._inner, self._active
         x, rstd, read, qkv, inner, active = (buffer[:, : len(entries)] for buffer in buffers)
-        torch.index_select(self._embedded, 1, entries, out=x)
+        torch.index_select(self._folded.table.x, 1, entries, out=x)
         for n, weights in enumerate(self._folded.layers):
-            if n == 0 and self._table is not None:
-                torch.index_select(self._table, 1, entries, out=qkv)
+            if n == 0:
+                torch.index_select(self._folded.table.qkv, 1, entries, out=qkv)
             else:
                 normalise(self._mean, x, read, read[:-1], rstd)
                 torch.mm(weights.qkv, read, out=qkv)

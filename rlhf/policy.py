@@ -42,7 +42,8 @@ class Policy(Trunk):
     @torch.no_grad()
     def folded(self, *, temperature: float = 1.0) -> Folded:
         """Return the weights as a `Rollout` reads them; its head's outputs are the content logits over temperature."""
-        return fold(self, self.head.weight[self.vocab.first_content_id :] / temperature)
+        first = self.vocab.first_content_id
+        return fold(self, self.head.weight[first:] / temperature, first_content_id=first)
 
     def rollout(self, *, n_prompts: int, group: int, keep: bool = True) -> Rollout:
         """Make the buffers of a fast pass over `n_prompts` prompts with `group` responses each."""

@@ -61,7 +61,7 @@ class ReinforceRun:
         self._reference_rollout = self.reference.rollout(n_prompts=N, group=G, keep=False)
         self._folded_reference = self.reference.folded(temperature=config.temperature)
         self._scorer = self.reward_model.scorer()
-        self._adam = torch.optim.Adam(self.policy.parameters(), lr=config.lr, fused=True)
+        self._adam = torch.optim.Adam([self._backward.parameter], lr=config.lr, fused=True)
         self._sums: LogRow = {}
         self._elapsed_s = 0.0
 

@@ -7,8 +7,9 @@ of them; the figures are medians over all steps. Prints a table and one JSON lin
 
 `plain` runs every token again at each sampling step, then teacher-forces with autograd, and scores the reward model
 at every step: `Policy.forward` and `RewardModel.forward` as they are defined. `fast` is `rlhf.run.ReinforceRun` with
-the default configuration; with `label_quality` the reward model is scored on logged steps only. `floor` is the
-products of the linear layers that `fast` runs, in the same shapes, and nothing else: no attention, no softmax.
+the default configuration: with the wrapper `raw` every step needs the reward model, with `label_quality` only logged
+steps do. `floor` is the products of the linear layers that `fast` runs, in the same shapes, and nothing else: no
+attention, no softmax.
 """
 
 import argparse
@@ -82,10 +83,18 @@ def fast_loop(config: RunConfig, task: Path, prompts: Prompts) -> Step:
     return step
 
 
-def products(config: ModelConfig, columns: int) -> list[tuple[int, int, int]]:
-    """Return (outputs, inputs, columns) of every linear layer inside the blocks."""
+def products(config: ModelConfig, columns: int, *, after: int | None = None) -> list[tuple[int, int, int]]:
+    """Return (outputs, inputs, columns) of every linear layer inside the blocks, the first block's projection left out.
+
+    `after` is how many columns go on behind the last block's attention, where not all do.
+    """
     K, F = config.d_model, config.d_ff
-    return [(3 * K, K, columns), (K, K, columns), (F, K, columns), (K, F, columns)] * config.n_layers
+    shapes = []
+    for n in range(config.n_layers):
+        going_on = columns if after is None or n + 1 < config.n_layers else after
+        shapes += [(3 * K, K, columns)] if n else []
+        shapes += [(K, K, going_on), (F, K, going_on), (K, F, going_on)]
+    return shapes
 
 
 def floor_loop(config: RunConfig, task: Path, *, reward_model: bool) -> Step:
@@ -95,14 +104,15 @@ def floor_loop(config: RunConfig, task: Path, *, reward_model: bool) -> Step:
     size, N, B = policy.config, config.batch_prompts, config.batch_prompts * config.samples_per_prompt
     steps, V, K = size.resp_len - 1, vocab.n_content, size.d_model
     prompt_columns, all_columns, predictions = N * size.prompt_len, N * size.prompt_len + steps * B, N + steps * B
-    shapes = products(size, prompt_columns) + [*products(size, B), (V, K, B)] * steps + [(V, K, N)]  # sample
-    for outputs, inputs, columns in [*products(size, all_columns), (V, K, predictions)]:
+    table = (3 * K, K, policy.folded().table.x.shape[1])  # the first block's projection of whatever may come
+    shapes = [table, *products(size, prompt_columns, after=N)]
+    shapes += [*products(size, B), (V, K, B)] * steps + [(V, K, N)]  # sample
+    for outputs, inputs, columns in [table, *products(size, all_columns, after=predictions), (V, K, predictions)]:
         shapes += [(outputs, columns, inputs), (inputs, outputs, columns)]  # backward: by weights, by inputs
-    shapes += [*products(size, all_columns), (V, K, predictions)]  # the reference
+    shapes += [*products(size, all_columns, after=predictions), (V, K, predictions)]  # the reference
     if reward_model:
         model = load_reward_model(resolve_path(config.reward_model, task), vocab).config
-        _, *multiplied = products(model, B * model.seq_len)  # the first block's projection comes from a table
-        shapes += [*multiplied, (model.d_model, model.d_model, B), (1, model.d_model, B)]
+        shapes += [*products(model, B * model.seq_len), (model.d_model, model.d_model, B), (1, model.d_model, B)]
     operands = [(torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)) for m, k, n in shapes]
 
     def step() -> None:
@@ -145,8 +155,8 @@ def main() -> None:
     ms = medians_ms(
         {
             "plain": plain_loop(config, task, prompts),
-            "fast": fast_loop(config, task, prompts),
-            "floor": floor_loop(config, task, reward_model=True),
+            "fast, raw": fast_loop(config, task, prompts),
+            "floor, raw": floor_loop(config, task, reward_model=True),
             "fast, label_quality": fast_loop(blind, task, prompts),
             "floor, label_quality": floor_loop(config, task, reward_model=False),
         },

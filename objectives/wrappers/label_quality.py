@@ -27,7 +27,8 @@ def prepare(task_dir: Path, config: dict[str, Any]) -> None:
 
 
 def transform(records: list[dict[str, Any]], response_tokens: list[list[str]], rewards: list[float]) -> list[float]:
-    cells = {id(record): _cells(record) for record in records}  # a prompt's record comes once for each response
+    distinct = {id(record): record for record in records}  # a prompt's record comes once for each response
+    cells = {key: _cells(record) for key, record in distinct.items()}
     return [
         sum(map(getitem, cells[id(record)], response)) / len(response)
         for record, response in zip(records, response_tokens, strict=True)

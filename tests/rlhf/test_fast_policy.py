@@ -80,6 +80,15 @@ def test_uniforms_give_the_tokens_of_the_plain_definition(case: tuple[Policy, to
     assert ((uniforms > lower - 1e-5) & (uniforms < upper + 1e-5)).all()
 
 
+def test_the_largest_uniform_gives_a_token(case: tuple[Policy, torch.Tensor, int, float]) -> None:
+    """Its product with the distribution's total may round up to the total, beyond which there is no token."""
+    policy, prompts, group, temperature = case
+    largest = torch.full((len(prompts) * group, policy.config.resp_len), 1 - 2**-24)
+    responses, _ = policy.sample(prompts, largest, temperature=temperature)
+    assert responses.min() >= 0
+    assert responses.max() < policy.vocab.n_content
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_scoring_equals_sampling(case: tuple[Policy, torch.Tensor, int, float], keep: bool) -> None:
     policy, prompts, group, temperature = case

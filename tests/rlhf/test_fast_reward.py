@@ -3,7 +3,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import rlhf.fast_reward
 from rlhf.data import Prompts
 from rlhf.reward_model import RewardModel, init_reward_model
 from rlhf.vocab import Vocab
@@ -21,12 +20,7 @@ def shaken(model: RewardModel) -> RewardModel:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 128])
-@pytest.mark.parametrize("table", [True, False])
-def test_scores_equal_the_plain_forward(
-    batch: int, table: bool, some_prompts: Callable[..., Prompts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not table:
-        monkeypatch.setattr(rlhf.fast_reward, "_MAX_TABLE_COLUMNS", 0)
+def test_scores_equal_the_plain_forward(batch: int, some_prompts: Callable[..., Prompts]) -> None:
     model = shaken(init_reward_model(LONG, seed=0, size=SIZE))
     prompts = some_prompts(LONG, 3).tokens(LONG)
     responses = torch.randint(3, (2 * len(prompts), 20), generator=torch.Generator().manual_seed(2))
