@@ -1,6 +1,5 @@
 """Turn the events of a running sweep into ledger entries and progress. Knows nothing of Ray."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,14 +31,11 @@ class Recording:
             self._open[trial_id] = (assignment, run_id)
             self.progress.started(assignment.number, assignment.params, steps=assignment.config[STEPS])
 
-    def log_training(self, trial_id: str, rows: Sequence[Mapping[str, float]]) -> None:
-        self.ledger.log_training(self._open[trial_id][1], rows)
-
     def add_candidate(self, trial_id: str, report: Report, files: Path) -> None:
         assignment, run_id = self._open[trial_id]
         candidate = self.ledger.add_candidate(
             self.sweep, run_id, trial=assignment.number, step=report.step, params=assignment.params,
-            metrics=report.scores, files=files,
+            metrics=report.scores, train_rows=report.train_rows, files=files,
         )  # fmt: skip
         self.candidates.append(candidate)
         self.progress.judged(candidate)

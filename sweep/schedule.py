@@ -12,15 +12,15 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # MLflow is the record
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1e9")  # a snapshot writes all trials, and the ledger is the record
 
 import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
 from rlhf.errors import InputError
-from search_spaces.space import SearchSpace
-from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text
+from search_spaces.space import STEPS, SearchSpace
+from sweep.messages import ASSIGNMENT, REPORT_FILE, Assignment, Report, from_text
 from sweep.recording import Recording
 from sweep.search import ConstrainedSearch
 from sweep.trial import SweepTrial
@@ -88,7 +88,7 @@ def run_trials(
         ),
         run_config=tune.RunConfig(
             name=folder, storage_path=storage, callbacks=[_Events(recording)], verbose=0,
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
             failure_config=tune.FailureConfig(max_failures=0),
         ),
     )  # fmt: skip
@@ -104,12 +104,13 @@ class _Events(tune.Callback):
     """Record a candidate once its checkpoint is saved: the two together are what a sweep can be rebuilt from.
 
     Tune calls `on_trial_complete` before the last checkpoint is saved, and swallows what `on_checkpoint` raises; so
-    a failure there is kept, and raised at the end of Tune's step.
+    a failure there is kept, and raised at the end of Tune's step. A trial's earlier checkpoint is deleted here: told to
+    keep one, Tune writes a snapshot of all trials for nearly every checkpoint.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._unsaved: dict[str, tuple[Report, bool]] = {}
+        self._saved: dict[str, tune.Checkpoint] = {}
         self._failure: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,28 +120,26 @@ class _Events(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._recording.start_trial(trial.trial_id, _assignment(trial))
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
-    ) -> None:
-        report = from_text(Report, result[REPORT])
-        self._recording.log_training(trial.trial_id, report.train_rows)
-        self._unsaved[trial.trial_id] = report, result["done"]
-
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: Any
     ) -> None:
         try:
-            report, is_last = self._unsaved.pop(trial.trial_id)
             with checkpoint.as_directory() as folder:
-                self._recording.add_candidate(trial.trial_id, report, Path(folder) / MODEL_FOLDER)
-            if is_last:
+                report = from_text(Report, Path(folder, REPORT_FILE).read_text())
+                self._recording.add_candidate(trial.trial_id, report, Path(folder, MODEL_FOLDER))
+            earlier = self._saved.pop(trial.trial_id, None)
+            if earlier and earlier.filesystem:
+                earlier.filesystem.delete_dir(earlier.path)
+            if report.step >= _assignment(trial).config[STEPS]:
                 self._recording.finish_trial(trial.trial_id)
+            else:
+                self._saved[trial.trial_id] = checkpoint
         except Exception as error:
             self._failure = error
             raise
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._unsaved.pop(trial.trial_id, None)
+        self._saved.pop(trial.trial_id, None)
         self._recording.start_trial(trial.trial_id, _assignment(trial))  # one that failed before it started
         self._recording.fail_trial(trial.trial_id, _reason(trial))
 

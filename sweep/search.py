@@ -8,7 +8,7 @@ are finished trials with smaller `steps`.
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.distributions import IntDistribution
@@ -16,18 +16,11 @@ from optuna.trial import Trial, TrialState, create_trial
 from ray.tune.search import Searcher
 
 from search_spaces.space import STEPS, SearchSpace, contains
-from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text, to_text
+from sweep.messages import ASSIGNMENT, HARM, OBJECTIVES, REPORT, Assignment, Report, from_text, to_text
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger("ray.tune.search").setLevel(logging.WARNING)
 
-# Objective, and the direction Optuna is to move it.
-OBJECTIVES: dict[str, Literal["maximize", "minimize"]] = {
-    "balanced_quality": "maximize",
-    "worst_family_gain": "maximize",
-    "kl": "minimize",
-}
-_HARM = "worst_family_harm"
 _RANDOM_TRIALS = 6  # after the anchors and before the model of good settings takes over
 _MAX_KNOWN = 1000  # finished trials, at which half are forgotten: asking takes time in proportion to them
 
@@ -88,7 +81,7 @@ class ConstrainedSearch(Searcher):
                     params={**trial.params, STEPS: report.step},
                     distributions=dict(self._space.distributions),
                     values=_values(report),
-                    constraints={_HARM: self._violation(report)},
+                    constraints={HARM: self._violation(report)},
                 )
             )
 
@@ -101,7 +94,7 @@ class ConstrainedSearch(Searcher):
             self.study.tell(trial, state=TrialState.FAIL)
             return
         report = from_text(Report, result[REPORT])
-        trial.set_constraint(_HARM, self._violation(report))  # before `tell`: afterwards it is too late
+        trial.set_constraint(HARM, self._violation(report))  # before `tell`: afterwards it is too late
         self.study.tell(trial, _values(report))
 
     def _forget(self) -> None:
@@ -125,7 +118,7 @@ class ConstrainedSearch(Searcher):
 
     def _violation(self, report: Report) -> float:
         """Return by how much the constraint is missed: Optuna takes 0 and below as feasible."""
-        return report.scores[_HARM] - self._max_harm
+        return report.scores[HARM] - self._max_harm
 
 
 def _new_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:

@@ -193,18 +193,6 @@ class Ledger:
         self._client.log_batch(run.info.run_id, params=values)
         return str(run.info.run_id)
 
-    def log_training(self, run_id: str, rows: Sequence[Mapping[str, float]]) -> None:
-        """Log training curves: rows with a `step`."""
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(TRAIN + name, value, now, int(row["step"]))
-            for row in rows
-            for name, value in row.items()
-            if name not in ("step", "elapsed_s") and math.isfinite(value)
-        ]
-        for start in range(0, len(metrics), _MAX_BATCH):
-            self._client.log_batch(run_id, metrics=metrics[start : start + _MAX_BATCH])
-
     def add_candidate(
         self,
         sweep: SweepRecord,
@@ -214,9 +202,13 @@ class Ledger:
         step: int,
         params: Mapping[str, Any],
         metrics: Mapping[str, float],
+        train_rows: Sequence[Mapping[str, float]],
         files: Path,
     ) -> Candidate:
-        """Record a judged checkpoint: metrics on the child run and on a LoggedModel, which also gets the files."""
+        """Record a judged checkpoint: metrics on the child run and on a LoggedModel, which also gets the files.
+
+        `train_rows` are the training curves since the last one, each row with its `step`.
+        """
         assert all(map(math.isfinite, metrics.values())), "a judge's figures are finite"
         model = self._client.create_logged_model(
             sweep.experiment_id,
@@ -234,7 +226,14 @@ class Ledger:
         )  # fmt: skip
         now = int(time.time() * 1000)
         values = [Metric(EVAL + name, value, now, step, model_id=model.model_id) for name, value in metrics.items()]
-        self._client.log_batch(run_id, metrics=values)
+        values += [
+            Metric(TRAIN + name, value, now, int(row["step"]))
+            for row in train_rows
+            for name, value in row.items()
+            if name not in ("step", "elapsed_s") and math.isfinite(value)
+        ]
+        for start in range(0, len(values), _MAX_BATCH):
+            self._client.log_batch(run_id, metrics=values[start : start + _MAX_BATCH])
         self._artifacts(model).log_artifacts(str(files))
         self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
         return Candidate(trial, step, dict(params), dict(metrics), model.model_id)

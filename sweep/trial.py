@@ -9,7 +9,7 @@ from typing import Any
 from ray import tune
 
 from search_spaces.space import STEPS, SearchSpace
-from sweep.messages import ASSIGNMENT, REPORT, Assignment, Report, from_text, to_text
+from sweep.messages import ASSIGNMENT, REPORT, REPORT_FILE, Assignment, Report, for_search, from_text, to_text
 from sweep.workload import TrialRun, Workload
 
 
@@ -17,6 +17,7 @@ class SweepTrial(tune.Trainable):
     """Advance a workload's run one rung at a time. Every report is a candidate."""
 
     _run: TrialRun
+    _report: Report
     _rungs: list[int]
 
     def setup(  # type: ignore[override]  # tune.with_parameters passes the rest
@@ -32,11 +33,12 @@ class SweepTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         rung = next(rung for rung in self._rungs if rung > self._run.step)
         rows = self._run.advance(rung)
-        report = Report(self._run.step, self._run.judge(), rows)
-        return {REPORT: to_text(report), "done": report.step >= self._rungs[-1]}
+        self._report = Report(self._run.step, self._run.judge(), rows)
+        return {REPORT: to_text(for_search(self._report)), "done": self._report.step >= self._rungs[-1]}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._run.save(Path(checkpoint_dir))
+        Path(checkpoint_dir, REPORT_FILE).write_text(to_text(self._report))
 
     def load_checkpoint(self, checkpoint: str) -> None:  # type: ignore[override]  # a folder, as saved
         self._run.load(Path(checkpoint))

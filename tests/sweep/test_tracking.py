@@ -12,12 +12,18 @@ def sweep(empty_ledger: Ledger, request: pytest.FixtureRequest):
     return empty_ledger.open_sweep(request.node.name, space="kl_mix", facts={"max_harm": "0.03", "trials": "2"})
 
 
+def add(ledger: Ledger, sweep, run_id: str, files, *, metrics=None, train_rows=()) -> None:
+    ledger.add_candidate(
+        sweep, run_id, trial=0, step=1, params={}, metrics=metrics or {"kl": 2.0}, train_rows=train_rows, files=files
+    )
+
+
 def test_a_candidate_comes_back_as_it_was_written(empty_ledger, sweep, tmp_path) -> None:
     (tmp_path / "policy.safetensors").write_bytes(b"weights")
     run_id = empty_ledger.open_trial(sweep, 0, {"kl_coef": 0.1, "family_weights": None}, {"kl_coef": 0.1})
     metrics = {"balanced_quality": 0.5, "worst_family_harm": 0.0, "gain/dune": -0.25}
     written = empty_ledger.add_candidate(
-        sweep, run_id, trial=0, step=200, params={"kl_coef": 0.1}, metrics=metrics, files=tmp_path
+        sweep, run_id, trial=0, step=200, params={"kl_coef": 0.1}, metrics=metrics, train_rows=[], files=tmp_path
     )
     assert empty_ledger.candidates(sweep) == [written]
     empty_ledger.download(written, tmp_path / "back")
@@ -27,13 +33,10 @@ def test_a_candidate_comes_back_as_it_was_written(empty_ledger, sweep, tmp_path)
 def test_metrics_that_are_not_finite_are_never_written(empty_ledger, sweep, tmp_path) -> None:
     run_id = empty_ledger.open_trial(sweep, 0, {}, {})
     with pytest.raises(AssertionError, match="finite"):
-        empty_ledger.add_candidate(
-            sweep, run_id, trial=0, step=1, params={}, metrics={"worst_family_harm": float("nan")}, files=tmp_path
-        )
+        add(empty_ledger, sweep, run_id, tmp_path, metrics={"worst_family_harm": float("nan")})
     assert empty_ledger.candidates(sweep) == []
-    empty_ledger.log_training(run_id, [{"step": 1, "loss": float("inf"), "kl": 0.5}])
-    history = empty_ledger._client.get_run(run_id).data.metrics
-    assert history == {"train/kl": 0.5}
+    add(empty_ledger, sweep, run_id, tmp_path, train_rows=[{"step": 1, "loss": float("inf"), "kl": 0.5}])
+    assert empty_ledger._client.get_run(run_id).data.metrics == {"train/kl": 0.5, "eval/kl": 2.0}
 
 
 def test_trials_keep_status_and_reason(empty_ledger, sweep) -> None:
@@ -44,9 +47,10 @@ def test_trials_keep_status_and_reason(empty_ledger, sweep) -> None:
     assert records == [(0, FINISHED, None), (1, FAILED, "out of luck"), (2, KILLED, "stopped")]
 
 
-def test_more_trials_and_training_rows_than_one_page_or_batch_holds(empty_ledger, sweep) -> None:
+def test_more_training_rows_than_one_batch_holds(empty_ledger, sweep, tmp_path) -> None:
     run_id = empty_ledger.open_trial(sweep, 0, {}, {})
-    empty_ledger.log_training(run_id, [{"step": step, "loss": 0.1, "kl": 0.2} for step in range(700)])
+    rows = [{"step": step, "loss": 0.1, "kl": 0.2} for step in range(700)]
+    add(empty_ledger, sweep, run_id, tmp_path, train_rows=rows)
     history = empty_ledger._client.get_metric_history(run_id, "train/loss")
     assert len(history) == 700
 
