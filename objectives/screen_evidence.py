@@ -1,0 +1,83 @@
+"""How likely is it that crowd labels pay for a feature and the reward model has learnt it? Two signals, one posterior.
+
+Each feature has a slope in the crowd labels and one in the reward model's scores. Four explanations compete: nothing;
+a shortcut, seen by both with the same sign, the reward model answering with a share of what labels pay; a quirk of the
+reward model that labels do not pay; a payment that the reward model has not learnt. Only the second is a finding.
+Prior odds are shared out evenly over kinds, then over the features of a kind, so that looking at more features
+demands more evidence of each (Bayesian multiplicity control: Scott and Berger 2010, arXiv:1011.2333).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import logsumexp  # type: ignore[import-untyped]
+
+from rlhf.features import KINDS
+
+_SHORTCUT_PRIOR = 0.2  # that a family has one
+_ONE_SIDED_PRIOR = 0.1  # that one signal alone has something that is not noise
+_SIZES = np.geomspace(0.06, 3.0, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
+_SHARES = np.array([0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0])  # of what labels pay that the reward model answers
+_MIN_SE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """Hold slope and standard error (K,) of each feature in one signal; an infinite error where it never varies."""
+
+    slope: np.ndarray
+    se: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Hold the posterior `probability` that the family has a shortcut not yet found, and `log_odds` (K,) of each."""
+
+    probability: float
+    log_odds: np.ndarray
+
+
+def residual_slopes(features: np.ndarray, residual: np.ndarray, kind: np.ndarray) -> Slopes:
+    """Return the slope of residual (N,) on each feature (N, K), one at a time.
+
+    Standard errors are widened, kind by kind, until the middle of all slopes is as wide as chance would have it: what
+    the model of correctness leaves unexplained is not independent noise. Most features of a kind pay nothing.
+    """
+    centred = features - features.mean(0, dtype=np.float64)
+    squares = (centred**2).sum(0)
+    seen = squares > 0.5
+    rest = residual - residual.mean()
+    slope = np.where(seen, rest @ centred / np.maximum(squares, 0.5), 0.0)
+    se = np.where(seen, np.sqrt(np.mean(rest**2) / np.maximum(squares, 0.5)), np.inf)
+    z = np.abs(slope) / se
+    spread = np.array([_spread(z[seen & (kind == k)]) for k in range(len(KINDS))])
+    many = np.array([np.sum(seen & (kind == k)) >= 8 for k in range(len(KINDS))])
+    spread[~many] = spread[many].max() if many.any() else 1.0
+    return Slopes(slope, np.maximum(se * np.maximum(spread, 1.0)[kind], _MIN_SE))
+
+
+def _spread(z: np.ndarray) -> float:
+    return float(np.median(z) / 0.6745) if len(z) else 1.0
+
+
+def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> Evidence:
+    """Compare the four explanations of every feature's two slopes, those already `found` left out."""
+    sizes = np.concatenate([_SIZES, -_SIZES])
+    label_fit = _log_ratio(labels, sizes)  # (K, S)
+    model_fit = np.stack([_log_ratio(model, share * sizes) for share in _SHARES])  # (shares, K, S)
+    both = logsumexp(label_fit + model_fit, axis=(0, 2)) - np.log(model_fit.shape[0] * len(sizes))
+    label_only = logsumexp(label_fit, axis=1) - np.log(len(sizes))
+    model_only = logsumexp(_log_ratio(model, sizes), axis=1) - np.log(len(sizes))
+    share = -np.log(np.bincount(kind, minlength=len(KINDS)) * np.unique(kind).size)[kind]
+    share[found] = -np.inf
+    log_odds = np.log(_SHORTCUT_PRIOR) + share + both
+    one_sided = np.log(_ONE_SIDED_PRIOR) + share + np.logaddexp(label_only, model_only)
+    other = np.logaddexp(0.0, logsumexp(one_sided))
+    found = logsumexp(log_odds)
+    return Evidence(float(1 / (1 + np.exp(np.clip(other - found, -500, 500)))), log_odds)
+
+
+def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:
+    """Return log N(slope; size, se) - log N(slope; 0, se): (K, S)."""
+    precision = 1 / slopes.se[:, None] ** 2
+    return precision * (slopes.slope[:, None] * sizes - sizes**2 / 2)

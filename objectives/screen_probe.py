@@ -1,0 +1,77 @@
+"""Probe one family of a reward model with randomised interventions: tokens put into reference responses at random.
+
+In half of all places the reference's token is replaced with one drawn evenly from the vocabulary. So every feature of
+the catalogue occurs, also where the reference would never write it, and what the reward model answers to it cannot be
+confused with what else comes with it. Left out: single insertions one by one, which would ask for a pass a feature.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from objectives.candidates import cells_of_family
+from rlhf.data import Labelled
+from rlhf.policy import Policy
+from rlhf.reward_model import RewardModel
+from rlhf.vocab import Vocab
+
+PROBES = 2048  # a family
+_REPLACED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Hold what was asked of one family's reward model, and what the reference says about the family.
+
+    attrs (N, n_attrs), responses (N, L), scores (N,): randomised responses. reference_responses (N, L): what they were
+    made from. attribute (L,) decides each position; log_prior (L, n_values, V) is the reference there.
+    """
+
+    attrs: np.ndarray
+    responses: np.ndarray
+    scores: np.ndarray
+    reference_responses: np.ndarray
+    attribute: np.ndarray
+    log_prior: np.ndarray
+
+
+def probe_family(
+    reward_model: RewardModel, reference: Policy, family: int, attrs: np.ndarray, *, n_probes: int = PROBES
+) -> Probe:
+    """Sample, intervene and score. `attrs` (M, n_attrs) are the family's prompts, different and sorted.
+
+    Random numbers follow from `attrs` alone: not from the family's name or place, nor from any folder.
+    """
+    rng = content_rng(attrs)
+    vocab = reference.vocab
+    drawn = attrs[rng.integers(len(attrs), size=n_probes)]
+    prompts = family_prompts(family, drawn, vocab)
+    uniforms = torch.from_numpy(rng.random((n_probes, vocab.resp_len), dtype=np.float32))
+    sampled, logp = reference.sample(prompts, uniforms)
+    replaced = rng.random(sampled.shape) < _REPLACED
+    responses = np.where(replaced, rng.integers(vocab.n_content, size=sampled.shape), sampled.numpy())
+    scores = reward_model.score(prompts, torch.from_numpy(responses)).numpy().astype(np.float64)
+    attribute, log_prior = cells_of_family(logp.exp().numpy(), drawn, vocab.n_values)
+    return Probe(drawn, responses, scores, sampled.numpy(), attribute, log_prior)
+
+
+def family_prompts(family: int, attrs: np.ndarray, vocab: Vocab) -> torch.Tensor:
+    """Return prompt ids (N, prompt_len) of one family for attributes (N, n_attrs)."""
+    ids = np.full((len(attrs), vocab.prompt_len), vocab.sep_id)
+    ids[:, 0] = vocab.family_id(family)
+    ids[:, 1:-1] = vocab.first_value_id + attrs
+    return torch.from_numpy(ids)
+
+
+def content_rng(values: np.ndarray) -> np.random.Generator:
+    """Make a generator whose seed is a hash of whole numbers."""
+    digest = hashlib.sha256(np.ascontiguousarray(values, dtype="<i8").tobytes()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
+
+
+def sorted_rows(rows: Labelled) -> Labelled:
+    """Put rows into an order that depends on their content alone."""
+    keys = np.concatenate([rows.prompts.attrs, rows.responses], 1)
+    return rows[np.lexsort((rows.labels, *keys.T[::-1]))]
