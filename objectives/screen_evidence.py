@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import logsumexp  # type: ignore[import-untyped]
 
 from rlhf.features import KINDS
+from rlhf.json_values import finite_or_none
 
 _SHORTCUT_PRIOR = 0.2  # that a family has one
 _ONE_SIDED_PRIOR = 0.1  # that one signal alone has something that is not noise
@@ -27,6 +28,10 @@ class Slopes:
 
     slope: np.ndarray
     se: np.ndarray
+
+    def se_or_none(self, column: int) -> float | None:
+        """Return a standard error as JSON can hold it."""
+        return finite_or_none(self.se[column])
 
 
 @dataclass(frozen=True, slots=True)
