@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from scipy.special import log_softmax, logsumexp, softmax  # type: ignore[import-untyped]
 
-from objectives.screen_fit import Fit, Scored
 from objectives.screen_probe import Probe, content_rng, family_prompts
 from rlhf.config import RunConfig
 from rlhf.policy import Policy
@@ -23,7 +22,6 @@ DEFAULT_KL_COEF = RunConfig().kl_coef
 PROMPTS, PARTICLES = 8, 64
 _ROUNDS = 2
 _DEFENSIVE = 0.1  # share of proposals that only follow the reference
-_PRIOR_PROBES = 20.0  # probes' worth of "no answer" for each token at each position
 _SMOOTHING = 2.0  # particles' worth of the last proposal in the next one
 
 
@@ -79,14 +77,6 @@ def forecast_optimum(
         kl=reward / kl_coef - float(log_normaliser.mean()),
         reward=reward,
     )
-
-
-def token_effects(probes: Scored, fit: Fit, n_content: int) -> np.ndarray:
-    """Return the reward model's answer to each token in each cell (L, n_values, V): additive parts of a fit of probes."""
-    one_hot = np.eye(n_content, dtype=np.float32)[probes.token]
-    residual = fit.residual - fit.residual.mean()
-    by_position = np.einsum("n,nlv->lv", residual, one_hot) / (one_hot.sum(0) + _PRIOR_PROBES)
-    return fit.unit * fit.table + by_position[:, None]
 
 
 def _draw(log_probability: np.ndarray, rng: np.random.Generator) -> np.ndarray:

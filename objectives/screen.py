@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from objectives.forecast import DEFAULT_KL_COEF, Forecast, forecast_optimum, token_effects
+from objectives.forecast import DEFAULT_KL_COEF, Forecast, forecast_optimum
+from objectives.screen_answers import Scored
 from objectives.screen_features import Catalogue, feature_matrix, make_catalogue
-from objectives.screen_fit import Scored
-from objectives.screen_probe import Probe, probe_family, sorted_rows
+from objectives.screen_probe import Probe, family_prompts, insert_features, probe_family, sorted_rows
 from objectives.screen_search import Search, search_family
 from rlhf.data import Labelled, Prompts
 from rlhf.policy import Policy
@@ -119,9 +119,15 @@ def look_closely(
 
     labels = Scored(rows.prompts.attrs[:, probe.attribute], rows.responses, features(rows.responses), rows.labels)
     probes = Scored(probe.attrs[:, probe.attribute], probe.responses, features(probe.responses), probe.scores)
-    search = search_family(labels, probes, probe.log_prior, catalogue)
-    effects = token_effects(probes, search.model_fit, vocab.n_content)
-    forecast = forecast_optimum(reward_model, reference, family, probe, effects, kl_coef=kl_coef)
+
+    def ask(columns: list[int]) -> Scored:
+        attrs, responses = insert_features(probe, [catalogue.features[column] for column in columns])
+        prompts = family_prompts(family, attrs, vocab)
+        scores = reward_model.score(prompts, torch.from_numpy(responses)).numpy().astype(np.float64)
+        return Scored(attrs[:, probe.attribute], responses, features(responses), scores)
+
+    search = search_family(labels, probes, probe.log_prior, catalogue, ask)
+    forecast = forecast_optimum(reward_model, reference, family, probe, search.answers.effects, kl_coef=kl_coef)
     before, after = features(probe.reference_responses).mean(0), forecast.mean(features(forecast.responses))
     return Look(catalogue, search, forecast, before, after)
 

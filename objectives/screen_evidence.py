@@ -10,59 +10,27 @@ demands more evidence of each (Bayesian multiplicity control: Scott and Berger 2
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp  # type: ignore[import-untyped]
+from scipy.special import expit, logsumexp  # type: ignore[import-untyped]
 
+from objectives.screen_slopes import Slopes
 from rlhf.features import KINDS
-from rlhf.json_values import finite_or_none
 
 _SHORTCUT_PRIOR = 0.2  # that a family has one
 _ONE_SIDED_PRIOR = 0.1  # that one signal alone has something that is not noise
 _SIZES = np.geomspace(0.06, 3.0, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
 _SHARES = np.array([0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0])  # of what labels pay that the reward model answers
-_MIN_SE = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Slopes:
-    """Hold slope and standard error (K,) of each feature in one signal; an infinite error where it never varies."""
-
-    slope: np.ndarray
-    se: np.ndarray
-
-    def se_or_none(self, column: int) -> float | None:
-        """Return a standard error as JSON can hold it."""
-        return finite_or_none(self.se[column])
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Hold the posterior `probability` that the family has a shortcut not yet found, and `log_odds` (K,) of each."""
+    """Hold the posterior `probability` that the family has a shortcut not yet found, and `log_odds` (K,) of each.
+
+    label_odds: (K,), log odds by crowd labels alone: what they would have the reward model asked about.
+    """
 
     probability: float
     log_odds: np.ndarray
-
-
-def residual_slopes(features: np.ndarray, residual: np.ndarray, kind: np.ndarray) -> Slopes:
-    """Return the slope of residual (N,) on each feature (N, K), one at a time.
-
-    Standard errors are widened, kind by kind, until the middle of all slopes is as wide as chance would have it: what
-    the model of correctness leaves unexplained is not independent noise. Most features of a kind pay nothing.
-    """
-    centred = features - features.mean(0, dtype=np.float64)
-    squares = (centred**2).sum(0)
-    seen = squares > 0.5
-    rest = residual - residual.mean()
-    slope = np.where(seen, rest @ centred / np.maximum(squares, 0.5), 0.0)
-    se = np.where(seen, np.sqrt(np.mean(rest**2) / np.maximum(squares, 0.5)), np.inf)
-    z = np.abs(slope) / se
-    spread = np.array([_spread(z[seen & (kind == k)]) for k in range(len(KINDS))])
-    many = np.array([np.sum(seen & (kind == k)) >= 8 for k in range(len(KINDS))])
-    spread[~many] = spread[many].max() if many.any() else 1.0
-    return Slopes(slope, np.maximum(se * np.maximum(spread, 1.0)[kind], _MIN_SE))
-
-
-def _spread(z: np.ndarray) -> float:
-    return float(np.median(z) / 0.6745) if len(z) else 1.0
+    label_odds: np.ndarray
 
 
 def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> Evidence:
@@ -78,8 +46,8 @@ def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> 
     log_odds = np.log(_SHORTCUT_PRIOR) + share + both
     one_sided = np.log(_ONE_SIDED_PRIOR) + share + np.logaddexp(label_only, model_only)
     other = np.logaddexp(0.0, logsumexp(one_sided))
-    found = logsumexp(log_odds)
-    return Evidence(float(1 / (1 + np.exp(np.clip(other - found, -500, 500)))), log_odds)
+    weight = logsumexp(log_odds)
+    return Evidence(float(expit(weight - other)), log_odds, share + label_only)
 
 
 def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:

@@ -7,17 +7,20 @@ confused with what else comes with it. Left out: single insertions one by one, w
 
 import hashlib
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 import torch
 
 from objectives.candidates import cells_of_family
 from rlhf.data import Labelled
+from rlhf.features import Feature
 from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
-PROBES = 2048  # a family
+PROBES = 3072  # a family
+INSERTED = 256  # responses for each feature that is put in
 _REPLACED = 0.5
 
 
@@ -55,6 +58,34 @@ def probe_family(
     scores = reward_model.score(prompts, torch.from_numpy(responses)).numpy().astype(np.float64)
     attribute, log_prior = cells_of_family(logp.exp().numpy(), drawn, vocab.n_values)
     return Probe(drawn, responses, scores, sampled.numpy(), attribute, log_prior)
+
+
+def insert_features(probe: Probe, features: list[Feature], *, each: int = INSERTED) -> tuple[np.ndarray, np.ndarray]:
+    """Put features into reference responses, where the reference would most likely have written their tokens.
+
+    Returns attrs (M, n_attrs) and responses (M, L), `each` rows a feature.
+    """
+    rng = content_rng(probe.attrs[::-1])
+    likely = np.exp(probe.log_prior).mean(1)  # (L, V)
+    rows = rng.integers(len(probe.attrs), size=(len(features), each))
+    responses = probe.reference_responses[rows]
+    for feature, some in zip(features, responses, strict=True):
+        places = _places(feature, likely)
+        weight = np.array([np.prod([likely[p, t] for p, t in zip(place, feature.tokens, strict=True)]) for place in places])
+        chosen = rng.choice(len(places), each, p=weight / weight.sum())
+        for column, token in enumerate(feature.tokens):
+            some[np.arange(each), np.array(places)[chosen, column]] = token
+    return probe.attrs[rows].reshape(-1, probe.attrs.shape[1]), responses.reshape(-1, responses.shape[2])
+
+
+def _places(feature: Feature, likely: np.ndarray) -> list[tuple[int, ...]]:
+    """List where a feature's tokens can stand: a position for each."""
+    length = len(likely)
+    if feature.kind == "position":
+        return [(int(feature.position or 0),)]
+    if feature.kind == "adjacent":
+        return [(place, place + 1) for place in range(length - 1)]
+    return list(permutations(range(length), len(feature.tokens)))
 
 
 def family_prompts(family: int, attrs: np.ndarray, vocab: Vocab) -> torch.Tensor:

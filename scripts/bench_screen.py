@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlhf.data import Prompts, write_jsonl
-from rlhf.features import KINDS, Feature
+from rlhf.features import KINDS, Feature, feature_values
 from rlhf.policy import Policy, load_policy, save_policy
 from rlhf.reward_model import save_reward_model
 from rlhf.taskdir import DEFAULT_TASK, REFERENCE
@@ -27,6 +27,7 @@ DEFAULT_TRUTH = Path(__file__).parents[1] / "tests/data/default_task_truth.json"
 DEFAULT_CACHE = Path("~/.cache/rlhf-sweep/screen-suite").expanduser()
 CROWD, SHIPPED, DEMOS = 2000, 200, 4000  # a family
 SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
+MIN_SHARE = {"seen": 0.0, "held-out": 0.01}  # of crowd responses that hold the feature; 0: tokens drawn at random
 CLEAN = {"seen": 1, "held-out": 1}
 WORLD_SEEDS = {"seen": None, "held-out": 101}  # None: the default task's world and reference
 
@@ -41,8 +42,9 @@ class Member:
     shortcuts: tuple[Shortcut, ...]
 
 
-def suite(part: str, vocab: Vocab = DEFAULT_VOCAB) -> list[Member]:
+def suite(part: str, reference: Policy) -> list[Member]:
     """List the members of a part: every kind at every size, signs in turn, two families a model, then clean ones."""
+    vocab = reference.vocab
     rng = np.random.default_rng([2026, len(part)])
     rows = [
         (kind, size * (-1 if (k + s) % 3 == 2 else 1))
@@ -54,7 +56,7 @@ def suite(part: str, vocab: Vocab = DEFAULT_VOCAB) -> list[Member]:
     for first in range(0, len(rows), 2):
         families = rng.permutation(len(vocab.families))
         shortcuts = tuple(
-            Shortcut(int(families[i]), draw_feature(kind, vocab, rng), size)
+            Shortcut(int(families[i]), draw_feature(kind, int(families[i]), reference, MIN_SHARE[part], rng), size)
             for i, (kind, size) in enumerate(rows[first : first + 2])
         )
         members.append(Member(f"{part}-{len(members):02d}", part, 1000 * len(part) + len(members), shortcuts))
@@ -63,10 +65,20 @@ def suite(part: str, vocab: Vocab = DEFAULT_VOCAB) -> list[Member]:
     return members
 
 
-def draw_feature(kind: str, vocab: Vocab, rng: np.random.Generator) -> Feature:
+def draw_feature(
+    kind: str, family: int, reference: Policy, min_share: float, rng: np.random.Generator
+) -> Feature:
+    """Draw a feature of a kind until at least `min_share` of the family's crowd responses hold it."""
+    vocab = reference.vocab
     n_tokens = {"token": 1, "pair": 2, "adjacent": 2, "position": 1, "repetition": 0}[kind]
-    tokens = tuple(sorted(int(token) for token in rng.choice(vocab.n_content, n_tokens, replace=False)))
-    return Feature(kind, tokens, int(rng.integers(vocab.resp_len)) if kind == "position" else None)
+    counts = np.where(np.arange(len(vocab.families)) == family, CROWD, 0)
+    looks = np.random.default_rng(family)
+    responses = sample_crowd(reference, draw_prompts(vocab, counts, looks), looks) if min_share else None
+    while True:
+        tokens = tuple(sorted(int(token) for token in rng.choice(vocab.n_content, n_tokens, replace=False)))
+        feature = Feature(kind, tokens, int(rng.integers(vocab.resp_len)) if kind == "position" else None)
+        if responses is None or (feature_values(feature, responses) > 0).mean() >= min_share:
+            return feature
 
 
 def build_world(part: str, cache: Path) -> tuple[World, Policy, Path]:
