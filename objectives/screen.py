@@ -127,7 +127,7 @@ def look_closely(
         return Scored(attrs[:, probe.attribute], responses, features(responses), scores)
 
     search = search_family(labels, probes, probe.log_prior, catalogue, ask)
-    forecast = forecast_optimum(reward_model, reference, family, probe, search.answers.effects, kl_coef=kl_coef)
+    forecast = forecast_optimum(reward_model, reference, family, probe, search.effects.in_cells, kl_coef=kl_coef)
     before, after = features(probe.reference_responses).mean(0), forecast.mean(features(forecast.responses))
     return Look(catalogue, search, forecast, before, after)
 

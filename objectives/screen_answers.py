@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from objectives.screen_features import Catalogue
-from objectives.screen_slopes import FREE_SD, Slopes, fit_ridge, slopes_given, spread_by_kind, widen
+from objectives.screen_slopes import FREE_SD, Ridge, Slopes, fit_ridge, slopes_given, spread_by_kind, widen
 from rlhf.features import KINDS
 
 PLAUSIBLE = 0.04  # least probability of a token that may be correct: a demonstrator's third choice has five times that
@@ -40,22 +40,26 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """Hold every feature's slope, and what the scores say about correctness.
+class Effects:
+    """Hold a regression of scores, and what it says about correctness.
 
     own: (L, n_values, V), effects that plausible tokens have in their cell beyond the sizes of token and position, with
-    `variance`, infinite for all others. sizes: of tokens, tokens at a position, and features found, by column.
+    `variance`, infinite for all others. sizes: of tokens, tokens at a position, and features found, by column. design,
+    columns, sd, fit: the regression, for `answer_slopes`.
     """
 
-    slopes: Slopes
     own: np.ndarray
     variance: np.ndarray
     sizes: dict[int, float]
     log_prior: np.ndarray
     catalogue: Catalogue
+    design: np.ndarray
+    columns: np.ndarray
+    sd: np.ndarray
+    fit: Ridge
 
     @property
-    def effects(self) -> np.ndarray:
+    def in_cells(self) -> np.ndarray:
         """Return what the score gains from each token in each cell: (L, n_values, V)."""
         return self.own + _additive(self.sizes, self.catalogue, self.own.shape)
 
@@ -73,7 +77,9 @@ class Answers:
         return np.asarray(self.log_prior + np.clip(ratio, -_CHANCE, _CHANCE))
 
 
-def fit_answers(probes: Scored, log_prior: np.ndarray, catalogue: Catalogue, found: list[int]) -> Answers:
+def fit_effects(
+    probes: Scored, log_prior: np.ndarray, catalogue: Catalogue, found: list[int]
+) -> Effects:
     """Fit the scores; features already `found` have a free size."""
     length, n_values, n_tokens = log_prior.shape
     plausible = _plausible_cells(log_prior)
@@ -90,15 +96,20 @@ def fit_answers(probes: Scored, log_prior: np.ndarray, catalogue: Catalogue, fou
     sizes = (1, len(plausible), len(tokens), len(positions), len(found))
     sd = np.repeat([FREE_SD, _CELL_SD, _TOKEN_SD, _POSITION_SD, FREE_SD], sizes)
     fit = fit_ridge(design, probes.scores, sd, noise=0.7 * float(probes.scores.std()) + 1e-3)
-    slopes = slopes_given(probes.features, design, fit, columns, sd)
     own = np.zeros(log_prior.size)
     own[plausible] = fit.sizes[1 : 1 + len(plausible)]
     variance = np.full(log_prior.size, np.inf)
     variance[plausible] = np.diag(fit.variance)[1 : 1 + len(plausible)]
     by_feature = dict(zip(columns.tolist(), fit.sizes[1 + len(plausible) :], strict=True))
     own, variance = own.reshape(log_prior.shape), variance.reshape(log_prior.shape)
-    slopes = _without_smear(slopes, own, catalogue, found)
-    return Answers(widen(slopes, spread_by_kind(slopes, catalogue.kind)), own, variance, by_feature, log_prior, catalogue)
+    return Effects(own, variance, by_feature, log_prior, catalogue, design, columns, sd, fit)
+
+
+def answer_slopes(probes: Scored, effects: Effects, found: list[int]) -> Slopes:
+    """Return what the reward model answers to every feature, given what was fitted to the same probes."""
+    slopes = slopes_given(probes.features, effects.design, effects.fit, effects.columns, effects.sd)
+    slopes = _without_smear(slopes, effects.own, effects.catalogue, found)
+    return widen(slopes, spread_by_kind(slopes, effects.catalogue.kind))
 
 
 def _plausible_cells(log_prior: np.ndarray) -> np.ndarray:

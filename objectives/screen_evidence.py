@@ -23,31 +23,41 @@ _SHARES = np.array([0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0])  # of what labels pay 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Hold the posterior `probability` that the family has a shortcut not yet found, and `log_odds` (K,) of each.
-
-    label_odds: (K,), log odds by crowd labels alone: what they would have the reward model asked about.
-    """
+    """Hold the posterior `probability` that the family has a shortcut not yet found, and `log_odds` (K,) of each."""
 
     probability: float
     log_odds: np.ndarray
-    label_odds: np.ndarray
 
 
 def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> Evidence:
     """Compare the four explanations of every feature's two slopes, those already `found` left out."""
-    sizes = np.concatenate([_SIZES, -_SIZES])
+    sizes = _signed_sizes()
     label_fit = _log_ratio(labels, sizes)  # (K, S)
     model_fit = np.stack([_log_ratio(model, share * sizes) for share in _SHARES])  # (shares, K, S)
     both = logsumexp(label_fit + model_fit, axis=(0, 2)) - np.log(model_fit.shape[0] * len(sizes))
     label_only = logsumexp(label_fit, axis=1) - np.log(len(sizes))
     model_only = logsumexp(_log_ratio(model, sizes), axis=1) - np.log(len(sizes))
-    share = -np.log(np.bincount(kind, minlength=len(KINDS)) * np.unique(kind).size)[kind]
+    share = _prior_share(kind)
     share[found] = -np.inf
     log_odds = np.log(_SHORTCUT_PRIOR) + share + both
     one_sided = np.log(_ONE_SIDED_PRIOR) + share + np.logaddexp(label_only, model_only)
     other = np.logaddexp(0.0, logsumexp(one_sided))
     weight = logsumexp(log_odds)
-    return Evidence(float(expit(weight - other)), log_odds, share + label_only)
+    return Evidence(float(expit(weight - other)), log_odds)
+
+
+def label_odds(labels: Slopes, kind: np.ndarray) -> np.ndarray:
+    """Return each feature's log odds by crowd labels alone (K,), up to a constant."""
+    return _prior_share(kind) + logsumexp(_log_ratio(labels, _signed_sizes()), axis=1)
+
+
+def _signed_sizes() -> np.ndarray:
+    return np.concatenate([_SIZES, -_SIZES])
+
+
+def _prior_share(kind: np.ndarray) -> np.ndarray:
+    """Return the log of each feature's share (K,) of a prior probability."""
+    return -np.log(np.bincount(kind, minlength=len(KINDS)) * np.unique(kind).size)[kind]
 
 
 def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:

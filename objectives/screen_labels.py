@@ -11,15 +11,15 @@ change: the gain of the evidence bound. Left out: draws from the posterior, as `
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_softmax, softmax  # type: ignore[import-untyped]
+from scipy.special import log_softmax  # type: ignore[import-untyped]
 
-from objectives.screen_answers import Answers, Scored
+from objectives.screen_answers import Effects, Scored
 from objectives.screen_features import Catalogue
 from objectives.screen_slopes import FREE_SD, Ridge, Slopes, fit_ridge, slopes_given, spread_by_kind, widen
 from rlhf.features import KINDS
 
-_ROUNDS = 20
-_SOLVED_ROUNDS = (0, 1, 3, 7, 14)  # when noise, which priors are weighed against, is taken anew
+_ROUNDS = 15
+_SOLVED_ROUNDS = (0, 1, 3, 7, 11)  # when noise, which priors are weighed against, is taken anew
 _MIN_NOISE = 0.02
 _TOKEN_SD = 0.05  # prior sd of the size of a token not found
 
@@ -36,18 +36,17 @@ class LabelFit:
     bound: float
 
 
-def fit_payments(
-    labels: Scored, answers: Answers, catalogue: Catalogue, found: list[int], doubtful: list[int]
-) -> Slopes:
+def fit_payments(labels: Scored, effects: Effects, found: list[int], doubtful: list[int]) -> Slopes:
     """Return what labels pay for every feature; `doubtful` ones (tokens, positions) are judged with the table free."""
-    fit = fit_labels(labels, answers.log_correct(found), catalogue, found)
+    catalogue = effects.catalogue
+    fit = fit_labels(labels, effects.log_correct(found), catalogue, found)
     slopes = slopes_given(labels.features, fit.design, fit.ridge, fit.columns, fit.sd)
     wider = spread_by_kind(slopes, catalogue.kind)
     slopes = widen(slopes, wider)
     for column in doubtful:
         if not np.isfinite(slopes.se[column]):
             continue
-        free = fit_labels(labels, answers.log_correct([*found, column]), catalogue, [*found, column])
+        free = fit_labels(labels, effects.log_correct([*found, column]), catalogue, [*found, column])
         size = float(free.ridge.sizes[-1])
         gain = max(free.bound - fit.bound, 1e-6)
         error = float(np.sqrt(free.ridge.variance[-1, -1]))
@@ -66,7 +65,7 @@ def fit_labels(labels: Scored, log_correct: np.ndarray, catalogue: Catalogue, fo
     design = np.concatenate([np.ones((len(labels), 1)), labels.features[:, columns]], 1).astype(np.float64)
     sd = np.repeat([FREE_SD, _TOKEN_SD, FREE_SD], (1, len(columns) - len(found), len(found)))
     slots = (np.arange(length) * n_values + labels.cell) * n_tokens + labels.token  # (N, L)
-    table = softmax(log_prior, -1)
+    table = np.exp(log_prior)
     matches = table.ravel()[slots]
     noise = float(labels.scores.std()) + _MIN_NOISE
     solve = ridge = None
@@ -81,7 +80,9 @@ def fit_labels(labels: Scored, log_correct: np.ndarray, catalogue: Catalogue, fo
             without = rest + unit * matches[:, position]
             gain = (unit * without - unit**2 / 2) / noise**2
             evidence = np.bincount(slots[:, position] - position * n_values * n_tokens, gain, n_values * n_tokens)
-            table[position] = softmax(log_prior[position] + evidence.reshape(n_values, n_tokens), -1)
+            log_table = log_prior[position] + evidence.reshape(n_values, n_tokens)
+            unnormalised = np.exp(log_table - log_table.max(-1, keepdims=True))
+            table[position] = unnormalised / unnormalised.sum(-1, keepdims=True)
             matches[:, position] = table.ravel()[slots[:, position]]
             rest = without - unit * matches[:, position]
     ridge = fit_ridge(design, labels.scores - unit * matches.sum(1), sd, noise=noise)

@@ -19,8 +19,8 @@ from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
-PROBES = 3072  # a family
-INSERTED = 256  # responses for each feature that is put in
+PROBES = 2560  # a family
+INSERTED = 192  # responses for each feature that is put in
 _REPLACED = 0.5
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from objectives.screen_answers import Answers, Scored, fit_answers
-from objectives.screen_evidence import Evidence, weigh
+from objectives.screen_answers import Effects, Scored, answer_slopes, fit_effects
+from objectives.screen_evidence import label_odds, weigh
 from objectives.screen_features import Catalogue
 from objectives.screen_labels import fit_payments
 from objectives.screen_slopes import Slopes
@@ -29,18 +29,15 @@ class Search:
     """Hold what was found in one family.
 
     probability: of any shortcut, from all features together. found: columns of the catalogue, likeliest first.
-    labels, answers: slopes (K,) of every feature given those found. suspect: the likeliest feature, found or not.
+    labels, model: slopes (K,) of every feature given those found. suspect: the likeliest feature, found or not.
     """
 
     probability: float
     found: tuple[int, ...]
     suspect: int
     labels: Slopes
-    answers: Answers
-
-    @property
-    def model(self) -> Slopes:
-        return self.answers.slopes
+    model: Slopes
+    effects: Effects
 
 
 def search_family(
@@ -54,26 +51,26 @@ def search_family(
     found: list[int] = []
     probability, suspect = 0.0, 0
     while True:
-        answers, payments, evidence = _weigh_all(labels, probes, log_prior, catalogue, found)
         if len(found) < _ASKED_ROUNDS:
-            rare = np.where(np.isin(catalogue.kind, _RARE_KINDS), evidence.label_odds, -np.inf)
-            probes = probes.extended(ask(np.argsort(-rare, kind="stable")[:_ASKED].tolist()))
-            answers, payments, evidence = _weigh_all(labels, probes, log_prior, catalogue, found)
+            probes = probes.extended(ask(_proposed(labels, fit_effects(probes, log_prior, catalogue, found), found)))
+        effects = fit_effects(probes, log_prior, catalogue, found)
+        answers = answer_slopes(probes, effects, found)
+        payments = fit_payments(labels, effects, found, _doubtful(answers, catalogue.kind, found))
+        evidence = weigh(payments, answers, catalogue.kind, found)
         best = int(evidence.log_odds.argmax())
         if not found:
             probability, suspect = evidence.probability, best
         if evidence.probability < FOUND or len(found) == MAX_FINDINGS:
-            break
+            return Search(probability, tuple(found), suspect, payments, answers, effects)
         found.append(best)
-    return Search(probability, tuple(found), suspect, payments, answers)
 
 
-def _weigh_all(
-    labels: Scored, probes: Scored, log_prior: np.ndarray, catalogue: Catalogue, found: list[int]
-) -> tuple[Answers, Slopes, Evidence]:
-    answers = fit_answers(probes, log_prior, catalogue, found)
-    payments = fit_payments(labels, answers, catalogue, found, _doubtful(answers.slopes, catalogue.kind, found))
-    return answers, payments, weigh(payments, answers.slopes, catalogue.kind, found)
+def _proposed(labels: Scored, effects: Effects, found: list[int]) -> list[int]:
+    """Return the rare features that crowd labels alone speak most for."""
+    kind = effects.catalogue.kind
+    rare = np.where(np.isin(kind, _RARE_KINDS), label_odds(fit_payments(labels, effects, found, []), kind), -np.inf)
+    rare[found] = -np.inf
+    return np.argsort(-rare, kind="stable")[:_ASKED].tolist()
 
 
 def _doubtful(answers: Slopes, kind: np.ndarray, found: list[int]) -> list[int]:

@@ -53,14 +53,14 @@ def slopes_given(features: np.ndarray, design: np.ndarray, fit: Ridge, columns: 
 
     columns: the features that the design's last columns are. Their prior `sd` is taken out again: a slope is what data say.
     """
-    crossed = design.T @ features
     noise = max(fit.noise, 1e-9)
-    squares = np.einsum("nk,nk->k", features, features, dtype=np.float64)
-    squares -= np.einsum("dk,dk->k", crossed, (fit.variance / noise**2) @ crossed)
+    crossed = design.astype(np.float32).T @ features  # single precision: counts, and twice as fast
+    projected = (fit.variance / noise**2).astype(np.float32) @ crossed
+    squares = np.einsum("nk,nk->k", features, features) - np.einsum("dk,dk->k", crossed, projected)
     seen = squares > _MIN_SQUARES
     squares = np.where(seen, squares, 1.0)
-    slope = np.where(seen, fit.residual @ features / squares, 0.0)
-    se = np.where(seen, noise / np.sqrt(squares), np.inf)
+    slope = np.where(seen, fit.residual.astype(np.float32) @ features / squares, 0.0).astype(np.float64)
+    se = np.where(seen, noise / np.sqrt(squares), np.inf).astype(np.float64)
     first = design.shape[1] - len(columns)
     variance = np.diag(fit.variance)[first:]
     precision = 1 / variance - 1 / sd[first:] ** 2
