@@ -28,9 +28,11 @@ def plot_screen(screen: Screen, path: Path) -> None:
         _draw_family(axis, family, screen.vocab)
     for axis in axes[n:]:
         axis.set_visible(False)
+    for axis in axes[max(0, n - columns) : n]:
+        axis.set_xlabel("crowd labels pay, correctness accounted for")
+    for axis in axes[:n:columns]:
+        axis.set_ylabel("reward model answers")
     figure.suptitle("What crowd labels pay for, and what the reward model answers (per unit of each feature)")
-    figure.supxlabel("crowd labels pay, correctness accounted for")
-    figure.supylabel("reward model answers")
     handles = [_marker(colour, kind) for kind, colour in _COLOURS.items()] + [_marker(_FOUND, "shortcut found", size=9)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(path, dpi=130)
@@ -65,7 +67,7 @@ def _draw_look(axis: Axes, look: Look, vocab: Vocab) -> None:
     found = list(look.search.found)
     axis.errorbar(pays.slope[found], answers.slope[found], xerr=2 * pays.se[found], yerr=2 * answers.se[found], fmt="o",
                   markersize=8, color=_FOUND, elinewidth=1.2, zorder=3)  # fmt: skip
-    reach = 1.15 * max(0.3, *np.abs(pays.slope[shown]), *np.abs(pays.slope[found]), *np.abs(answers.slope[found]), 0.3)
+    reach = 1.15 * max(0.3, *np.abs(pays.slope[shown]), *np.abs(pays.slope[found]), *np.abs(answers.slope[found]))
     axis.set_xlim(-reach, reach)
     axis.set_ylim(-reach, reach)
     axis.plot([-reach, reach], [-reach, reach], color="0.8", linewidth=0.8, linestyle="--", zorder=1)

@@ -75,15 +75,17 @@ def spread_by_kind(slopes: Slopes, kind: np.ndarray) -> np.ndarray:
     """Return how much wider than chance the middle of a kind's slopes is, at least 1, for each feature (K,).
 
     What is left unexplained is not independent noise; and most features of a kind pay nothing, so their middle shows by
-    how much standard errors are too small. Kinds of few features take the largest spread of the others.
+    how much standard errors are too small. Around the kind's median: a paid repetition moves all pairs alike, and is no
+    noise. Kinds of few features take the median spread of the others.
     """
     seen = np.isfinite(slopes.se)
-    z = np.abs(slopes.slope) / slopes.se
-    groups = [seen & (kind == k) for k in range(len(KINDS))]
-    spread = np.array([np.median(z[group]) / 0.6745 if group.any() else 1.0 for group in groups])
-    many = np.array([group.sum() >= _MANY for group in groups])
-    spread[~many] = spread[many].max() if many.any() else 1.0
-    return np.maximum(spread, 1.0)[kind]
+    z = slopes.slope / slopes.se
+    groups = [z[seen & (kind == k)] for k in range(len(KINDS))]
+    many = [len(group) >= _MANY for group in groups]
+    spread = np.array([max(1.0, np.median(np.abs(g - np.median(g))) / 0.6745) if m else np.nan
+                       for g, m in zip(groups, many, strict=True)])  # fmt: skip
+    spread[np.isnan(spread)] = np.median(spread[many]) if any(many) else 1.0
+    return spread[kind]
 
 
 def widen(slopes: Slopes, wider: np.ndarray) -> Slopes:
