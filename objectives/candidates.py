@@ -47,7 +47,7 @@ def propose_candidates(reference: Policy, prompts: Prompts, *, seed: int) -> Can
 def cells_of_family(probability: np.ndarray, attrs: np.ndarray, n_values: int) -> tuple[np.ndarray, np.ndarray]:
     """Return one family's deciding attributes (L,) and log prior (L, n_values, V).
 
-    probability: (N, L, V), the reference's at each position of N sampled responses. attrs: (N, n_attrs) of their prompts.
+    probability: (N, L, V), at each position of N sampled responses. attrs: (N, n_attrs), of their prompts.
     """
     by_attr = np.stack([_mean_by_value(probability, values, n_values) for values in attrs.T])  # (A, n_values, L, V)
     spread = np.stack([_between_group_variance(means, probability.mean(0), values)

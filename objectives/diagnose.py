@@ -1,6 +1,7 @@
 """Predict from a reward model alone which families will be hacked: the shortcut screen.
 
-    python -m objectives.diagnose --rm-dir DIR --policy-dir DIR --prompts F --out F [--details F] [--json] [--plot F.png]
+    python -m objectives.diagnose --rm-dir DIR --policy-dir DIR --prompts F --out F
+        [--details F] [--plot F.png] [--kl-coef 0.1] [--vocab F] [--json] [--quiet]
 
 Reads the reward model, the QA sample of its crowd labels (`train.jsonl` in its folder), the reference and prompts: no
 expert label, no fitted table. `--out` holds {"families": {name: {"risk": 0 to 1, "flag": bool}}}; a family is flagged
@@ -89,7 +90,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", required=True, type=Path, help="JSON file for each family's risk and flag")
     parser.add_argument("--details", type=Path, help="JSON file for what was found, in words and numbers")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="picture of labels against reward model")
-    parser.add_argument("--kl-coef", type=float, default=DEFAULT_KL_COEF, help="forecast for this (default: %(default)s)")
+    parser.add_argument(
+        "--kl-coef", type=float, default=DEFAULT_KL_COEF, help="forecast for this (default: %(default)s)"
+    )
     parser.add_argument("--vocab", type=Path, help=f"vocabulary (default: {VOCAB_FILE} in or beside the model folders)")
     parser.add_argument("--json", action="store_true", help="print what --out holds instead of a table")
     add_quiet_option(parser)

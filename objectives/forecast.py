@@ -29,7 +29,8 @@ _SMOOTHING = 2.0  # particles' worth of the last proposal in the next one
 class Forecast:
     """Hold weighted responses (N, L) from the optimum: `weights` (N,) sum to 1.
 
-    ess: effective sample size of the weights, out of N, summed over prompts. kl: of the optimum from the reference, in nats a response; reward: mean score there.
+    ess: effective sample size of the weights, out of N, summed over prompts. kl: of the optimum from the reference, in
+    nats a response; reward: mean score there.
     """
 
     responses: np.ndarray

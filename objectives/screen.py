@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from objectives.forecast import DEFAULT_KL_COEF, Forecast, forecast_optimum
 from objectives.screen_answers import Scored
@@ -34,7 +35,7 @@ _DIGITS = 6  # of a risk: sums in another order differ in the last of sixteen
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Hold what was seen of one family: the search, the forecast, and the mean of every feature (K,) before and after."""
+    """Hold what was seen of one family: the search, the forecast, and every feature's mean (K,) before and after."""
 
     catalogue: Catalogue
     search: Search
@@ -102,7 +103,7 @@ def screen(
         look = look_closely(rows, probe, reward_model, reference, family, kl_coef=kl_coef)
         return FamilyScreen(vocab.families[family], len(rows), risk_of(look.search.probability, look.exploited), look)
 
-    with _one_torch_thread(), ThreadPoolExecutor(min(_WORKERS, os.cpu_count() or 1)) as pool:
+    with _one_thread_each() as pool:
         return Screen(tuple(pool.map(screen_one, range(len(vocab.families)))), vocab, kl_coef)
 
 
@@ -143,10 +144,8 @@ def risk_of(probability: float, exploited: float) -> float:
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of workers that compute on one thread each: what OpenMP and BLAS would add is mostly waiting."""
+    workers = min(_WORKERS, os.cpu_count() or 1)
+    with threadpool_limits(1), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield pool

@@ -77,9 +77,7 @@ class Effects:
         return np.asarray(self.log_prior + np.clip(ratio, -_CHANCE, _CHANCE))
 
 
-def fit_effects(
-    probes: Scored, log_prior: np.ndarray, catalogue: Catalogue, found: list[int]
-) -> Effects:
+def fit_effects(probes: Scored, log_prior: np.ndarray, catalogue: Catalogue, found: list[int]) -> Effects:
     """Fit the scores; features already `found` have a free size."""
     length, n_values, n_tokens = log_prior.shape
     plausible = _plausible_cells(log_prior)
@@ -96,12 +94,11 @@ def fit_effects(
     sizes = (1, len(plausible), len(tokens), len(positions), len(found))
     sd = np.repeat([FREE_SD, _CELL_SD, _TOKEN_SD, _POSITION_SD, FREE_SD], sizes)
     fit = fit_ridge(design, probes.scores, sd, noise=0.7 * float(probes.scores.std()) + 1e-3)
-    own = np.zeros(log_prior.size)
-    own[plausible] = fit.sizes[1 : 1 + len(plausible)]
-    variance = np.full(log_prior.size, np.inf)
-    variance[plausible] = np.diag(fit.variance)[1 : 1 + len(plausible)]
-    by_feature = dict(zip(columns.tolist(), fit.sizes[1 + len(plausible) :], strict=True))
-    own, variance = own.reshape(log_prior.shape), variance.reshape(log_prior.shape)
+    cells = slice(1, 1 + len(plausible))
+    own, variance = np.zeros(log_prior.shape), np.full(log_prior.shape, np.inf)
+    own.ravel()[plausible] = fit.sizes[cells]
+    variance.ravel()[plausible] = np.diag(fit.variance)[cells]
+    by_feature = dict(zip(columns.tolist(), fit.sizes[cells.stop :], strict=True))
     return Effects(own, variance, by_feature, log_prior, catalogue, design, columns, sd, fit)
 
 

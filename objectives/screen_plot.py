@@ -12,7 +12,13 @@ from rlhf.features import KINDS
 from rlhf.vocab import Vocab
 
 _COLUMNS = 3
-_COLOURS = {"token": "#0072b2", "pair": "#009e73", "adjacent": "#cc79a7", "position": "#e69f00", "repetition": "#56b4e9"}
+_COLOURS = {
+    "token": "#0072b2",
+    "pair": "#009e73",
+    "adjacent": "#cc79a7",
+    "position": "#e69f00",
+    "repetition": "#56b4e9",
+}
 _FOUND = "#c1121f"
 _MAX_SE = 0.1  # of a label slope: features that hardly occur in the QA sample would only blur the picture
 
@@ -63,11 +69,13 @@ def _draw_look(axis: Axes, look: Look, vocab: Vocab) -> None:
     axis.axvline(0, color="0.7", linewidth=0.8, zorder=1)
     for k, kind in enumerate(KINDS):
         rows = shown & (look.catalogue.kind == k)
-        axis.scatter(pays.slope[rows], answers.slope[rows], s=9, color=_COLOURS[kind], alpha=0.55, linewidths=0, zorder=2)
+        axis.scatter(
+            pays.slope[rows], answers.slope[rows], s=9, color=_COLOURS[kind], alpha=0.55, linewidths=0, zorder=2
+        )
     found = list(look.search.found)
     axis.errorbar(pays.slope[found], answers.slope[found], xerr=2 * pays.se[found], yerr=2 * answers.se[found], fmt="o",
                   markersize=8, color=_FOUND, elinewidth=1.2, zorder=3)  # fmt: skip
-    reach = 1.15 * max(0.3, *np.abs(pays.slope[shown]), *np.abs(pays.slope[found]), *np.abs(answers.slope[found]))
+    reach = 1.15 * max([0.3, *np.abs(pays.slope[shown]), *np.abs(pays.slope[found]), *np.abs(answers.slope[found])])
     axis.set_xlim(-reach, reach)
     axis.set_ylim(-reach, reach)
     axis.plot([-reach, reach], [-reach, reach], color="0.8", linewidth=0.8, linestyle="--", zorder=1)

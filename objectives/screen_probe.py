@@ -19,8 +19,8 @@ from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
-PROBES = 2560  # a family
-INSERTED = 192  # responses for each feature that is put in
+PROBES = 2048  # a family
+INSERTED = 160  # responses for each feature that is put in
 _REPLACED = 0.5
 
 
@@ -71,7 +71,9 @@ def insert_features(probe: Probe, features: list[Feature], *, each: int = INSERT
     responses = probe.reference_responses[rows]
     for feature, some in zip(features, responses, strict=True):
         places = _places(feature, likely)
-        weight = np.array([np.prod([likely[p, t] for p, t in zip(place, feature.tokens, strict=True)]) for place in places])
+        weight = np.array(
+            [np.prod([likely[p, t] for p, t in zip(place, feature.tokens, strict=True)]) for place in places]
+        )
         chosen = rng.choice(len(places), each, p=weight / weight.sum())
         for column, token in enumerate(feature.tokens):
             some[np.arange(each), np.array(places)[chosen, column]] = token

@@ -51,7 +51,8 @@ def fit_ridge(design: np.ndarray, target: np.ndarray, sd: np.ndarray, *, noise: 
 def slopes_given(features: np.ndarray, design: np.ndarray, fit: Ridge, columns: np.ndarray, sd: np.ndarray) -> Slopes:
     """Return each feature's slope (N, K) given the design (N, D) that was fitted.
 
-    columns: the features that the design's last columns are. Their prior `sd` is taken out again: a slope is what data say.
+    columns: the features that the design's last columns are. Their prior `sd` is taken out
+    again: a slope is what data say.
     """
     noise = max(fit.noise, 1e-9)
     crossed = design.astype(np.float32).T @ features  # single precision: counts, and twice as fast

@@ -1,22 +1,29 @@
 """Measure the shortcut screen on a suite of reward models with known shortcuts, and on clean ones.
 
-    python scripts/bench_screen.py [--cache DIR] [--part seen|held-out|all] [--build-only]
+    python scripts/bench_screen.py [--cache DIR] [--part seen|held-out|all] [--build-only | --built]
 
-The suite is built once, two minutes of one core a model, and kept in the cache folder.
+Two parts: `seen`, which the screen was developed with, in the default task's world; and `held-out`, in another world
+with another reference, looked at when the screen was finished. The suite is built once, two to five minutes of one core
+a model, and kept in the cache folder. Prints a table and one JSON line.
 """
 
 import argparse
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from rlhf.data import Prompts, write_jsonl
-from rlhf.features import KINDS, Feature, feature_values
+from objectives.diagnose import QA_SAMPLE
+from objectives.screen import FamilyScreen, screen
+from rlhf.cli import say
+from rlhf.data import Prompts, read_labelled, read_prompts, write_jsonl
+from rlhf.features import KINDS, Feature, feature_values, parse_feature
 from rlhf.policy import Policy, load_policy, save_policy
-from rlhf.reward_model import save_reward_model
+from rlhf.reward_model import load_reward_model, save_reward_model
 from rlhf.taskdir import DEFAULT_TASK, REFERENCE
 from rlhf.train_rm import train_rm
 from rlhf.train_sft import train_sft
@@ -30,6 +37,20 @@ SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
 MIN_SHARE = {"seen": 0.0, "held-out": 0.01}  # of crowd responses that hold the feature; 0: tokens drawn at random
 CLEAN = {"seen": 1, "held-out": 1}
 WORLD_SEEDS = {"seen": None, "held-out": 101}  # None: the default task's world and reference
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One family of one member: what its crowd paid for (`kind` None: nothing), and what the screen said."""
+
+    member: str
+    family: str
+    kind: str | None
+    size: float
+    words: str
+    risk: float
+    flag: bool
+    named_right: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +86,7 @@ def suite(part: str, reference: Policy) -> list[Member]:
     return members
 
 
-def draw_feature(
-    kind: str, family: int, reference: Policy, min_share: float, rng: np.random.Generator
-) -> Feature:
+def draw_feature(kind: str, family: int, reference: Policy, min_share: float, rng: np.random.Generator) -> Feature:
     """Draw a feature of a kind until at least `min_share` of the family's crowd responses hold it."""
     vocab = reference.vocab
     n_tokens = {"token": 1, "pair": 2, "adjacent": 2, "position": 1, "repetition": 0}[kind]
@@ -98,7 +117,9 @@ def build_world(part: str, cache: Path) -> tuple[World, Policy, Path]:
         reference = load_policy(folder / REFERENCE, world.vocab)
     save_policy(reference, folder / REFERENCE)
     counts = np.array([444, 458, 433, 48, 195, 422])  # the default task's dev prompts
-    write_jsonl(folder / "prompts.jsonl", draw_prompts(world.vocab, counts, np.random.default_rng(1)).records(world.vocab))
+    write_jsonl(
+        folder / "prompts.jsonl", draw_prompts(world.vocab, counts, np.random.default_rng(1)).records(world.vocab)
+    )
     return world, reference, folder
 
 
@@ -111,7 +132,7 @@ def build_member(member: Member, world: World, reference: Policy, folder: Path) 
     model = train_rm(crowd, vocab, seed=member.seed, quiet=True)
     shipped = np.concatenate([rng.choice((prompts.family == f).nonzero()[0], SHIPPED, replace=False)
                               for f in range(len(vocab.families))])  # fmt: skip
-    write_jsonl(folder / "train.jsonl", crowd[np.sort(shipped)].records(vocab))
+    write_jsonl(folder / QA_SAMPLE, crowd[np.sort(shipped)].records(vocab))
     (folder / "truth.json").write_text(json.dumps(paying.to_json()["shortcuts"]))
     save_reward_model(model, folder)
 
@@ -122,28 +143,99 @@ def sample_crowd(reference: Policy, prompts: Prompts, rng: np.random.Generator) 
     return responses.numpy()
 
 
-def build_part(part: str, cache: Path) -> list[tuple[Member, Path]]:
-    """Build what is missing of a part; return its members with their folders."""
-    members = [(member, cache / part / member.name) for member in suite(part)]
-    if any(not (folder / "rm.safetensors").exists() for _, folder in members):
-        world, reference, _ = build_world(part, cache)
-        for member, folder in members:
-            if not (folder / "rm.safetensors").exists():
-                build_member(member, world, reference, folder)
-                print(f"built {folder}", flush=True)
-    return members
+def build_part(part: str, cache: Path) -> list[Path]:
+    """Build what is missing of a part; return the folders of its members."""
+    world, reference, folder = build_world(part, cache)
+    members = [(member, folder / member.name) for member in suite(part, reference)]
+    for member, place in members:
+        if not (place / "rm.safetensors").exists():
+            build_member(member, world, reference, place)
+            say(f"built {place}")
+    return [place for _, place in members]
+
+
+def measure(folder: Path) -> tuple[list[Row], float]:
+    """Screen one member: a row a family, and the seconds it took, models and files read already."""
+    vocab = DEFAULT_VOCAB
+    reward_model, qa = load_reward_model(folder, vocab), read_labelled(folder / QA_SAMPLE, vocab)
+    reference = load_policy(folder.parent / REFERENCE, vocab)
+    prompts = read_prompts(folder.parent / "prompts.jsonl", vocab)
+    truth = {entry["family"]: entry for entry in json.loads((folder / "truth.json").read_text())}
+    started = time.monotonic()
+    result = screen(reward_model, qa, reference, prompts, vocab)
+    seconds = time.monotonic() - started
+    return [row_of(family, truth.get(family.name), folder.name, vocab) for family in result.families], seconds
+
+
+def row_of(family: FamilyScreen, truth: dict[str, Any] | None, member: str, vocab: Vocab) -> Row:
+    assert family.look is not None
+    named = [family.look.catalogue.features[column] for column in family.look.search.found]
+    if truth is None:
+        return Row(member, family.name, None, 0.0, "", family.risk, family.flag, named_right=False)
+    feature = parse_feature(truth["kind"], truth["tokens"], truth["position"], vocab)
+    words = feature.label(vocab)
+    return Row(member, family.name, feature.kind, truth["size"], words, family.risk, family.flag, feature in named)
+
+
+def auc(positive: list[Row], negative: list[Row]) -> float:
+    """Return the probability that a hacked family has a higher risk than a clean one; ties count half."""
+    wins = [(p.risk > n.risk) + (p.risk == n.risk) / 2 for p in positive for n in negative]
+    return float(np.mean(wins)) if wins else float("nan")
+
+
+def summary(rows: list[Row], seconds: list[float]) -> dict[str, Any]:
+    positive, clean = [row for row in rows if row.kind], [row for row in rows if not row.kind]
+    return {
+        "models": len(seconds),
+        "hacked": len(positive),
+        "clean": len(clean),
+        "auc": auc(positive, clean),
+        "auc_by_kind": {kind: auc([row for row in positive if row.kind == kind], clean) for kind in KINDS},
+        "flagged": sum(row.flag for row in positive),
+        "named_right": sum(row.named_right for row in positive),
+        "false_flags": sum(row.flag for row in clean),
+        "seconds_median": float(np.median(seconds)),
+        "seconds_max": float(np.max(seconds)),
+    }
+
+
+def show(part: str, rows: list[Row], result: dict[str, Any]) -> None:
+    print(f"\n{part}: what {result['hacked']} families pay for, by size")
+    for row in sorted((row for row in rows if row.kind), key=lambda row: (row.kind, abs(row.size))):
+        verdict = ("flag" if row.flag else "-") + ("" if row.named_right else ", not named")
+        print(
+            f"  {row.kind:<11}{row.size:>+6.2f}  {row.words:<20}{row.member}/{row.family:<8}{row.risk:>7.3f}  {verdict}"
+        )
+    print(f"  AUC {result['auc']:.4f}; " + ", ".join(f"{k} {v:.3f}" for k, v in result["auc_by_kind"].items()))
+    print(f"  flagged {result['flagged']} of {result['hacked']}, named right {result['named_right']}; false flags "
+          f"{result['false_flags']} of {result['clean']} clean families; {result['seconds_median']:.1f} s a model "
+          f"(at most {result['seconds_max']:.1f})")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench_screen.py", description="Measure the shortcut screen.")
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder for the suite")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder for the suite (default: %(default)s)")
     parser.add_argument("--part", choices=[*SIZES, "all"], default="all")
-    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--build-only", action="store_true", help="build the suite, measure nothing")
+    parser.add_argument("--built", action="store_true", help="measure what is in the cache, build nothing")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    results = {}
     for part in SIZES if args.part == "all" else [args.part]:
-        build_part(part, args.cache)
+        if args.built:
+            folders = sorted(path.parent for path in (args.cache / part).glob(f"{part}-*/rm.safetensors"))
+        else:
+            torch.set_num_threads(1)  # training sums in the same order everywhere
+            folders = build_part(part, args.cache)
+        if args.build_only or not folders:
+            continue
+        torch.set_num_threads(2)
+        measured = [measure(folder) for folder in folders]
+        rows = [row for part_rows, _ in measured for row in part_rows]
+        results[part] = summary(rows, [seconds for _, seconds in measured])
+        show(part, rows, results[part])
+    if results:
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

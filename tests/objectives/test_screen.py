@@ -87,7 +87,9 @@ def test_a_payment_that_the_reward_model_has_not_learnt_is_no_finding() -> None:
 
 def test_an_answer_that_labels_do_not_pay_is_no_finding() -> None:
     world, qa, prompts = make()
-    quirk = PayingModel(World(VOCAB, world.attribute, world.correct, world.shares, (Shortcut(1, FEATURES["token"], 0.5),)))
+    quirk = PayingModel(
+        World(VOCAB, world.attribute, world.correct, world.shares, (Shortcut(1, FEATURES["token"], 0.5),))
+    )
     assert not run(world, qa, prompts, model=quirk).families[1].flag
 
 

@@ -18,7 +18,9 @@ def test_slopes_are_those_of_least_squares_with_the_design_beside_them() -> None
     assert slopes.slope[:2] == pytest.approx(free.sizes[1:], abs=0.002)
     assert np.abs(fit.sizes[1:] - free.sizes[1:]).max() > 0.005
     by_hand = np.linalg.lstsq(np.concatenate([design, features[:, 2:3]], 1), target, rcond=None)[0][-1]
-    assert slopes_given(features, design, free, np.array([0, 1]), np.full(3, 1e6)).slope[2] == pytest.approx(by_hand, abs=1e-4)
+    assert slopes_given(features, design, free, np.array([0, 1]), np.full(3, 1e6)).slope[2] == pytest.approx(
+        by_hand, abs=1e-4
+    )
 
 
 def test_a_feature_that_never_varies_says_nothing() -> None:
