@@ -16,7 +16,8 @@ from objectives.screen_slopes import Slopes
 from rlhf.features import KINDS
 
 _SHORTCUT_PRIOR = 0.2  # that a family has one
-_ONE_SIDED_PRIOR = 0.1  # that one signal alone has something that is not noise
+_QUIRK_PRIOR = 0.4  # that the reward model answers what labels do not pay: it smears one family's shortcut over others
+_UNLEARNT_PRIOR = 0.1  # that labels pay what the reward model does not answer
 _SIZES = np.geomspace(0.06, 3.0, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
 _SHARES = np.array([0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0])  # of what labels pay that the reward model answers
 
@@ -40,8 +41,8 @@ def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> 
     share = _prior_share(kind)
     share[found] = -np.inf
     log_odds = np.log(_SHORTCUT_PRIOR) + share + both
-    one_sided = np.log(_ONE_SIDED_PRIOR) + share + np.logaddexp(label_only, model_only)
-    other = np.logaddexp(0.0, logsumexp(one_sided))
+    one_sided = np.logaddexp(np.log(_UNLEARNT_PRIOR) + label_only, np.log(_QUIRK_PRIOR) + model_only)
+    other = np.logaddexp(0.0, logsumexp(share + one_sided))
     weight = logsumexp(log_odds)
     return Evidence(float(expit(weight - other)), log_odds)
 

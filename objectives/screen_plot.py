@@ -56,10 +56,10 @@ def _draw_family(axis: Axes, family: FamilyScreen, vocab: Vocab) -> None:
                   transform=axis.transAxes)  # fmt: skip
         axis.set_axis_off()
         return
-    _draw_look(axis, family.look, vocab)
+    _draw_look(axis, family.look, vocab, certain=family.flag)
 
 
-def _draw_look(axis: Axes, look: Look, vocab: Vocab) -> None:
+def _draw_look(axis: Axes, look: Look, vocab: Vocab, *, certain: bool) -> None:
     pays, answers = look.search.labels, look.search.model
     shown = (pays.se < _MAX_SE) & np.isfinite(answers.se)
     shown[list(look.search.found)] = False
@@ -74,7 +74,7 @@ def _draw_look(axis: Axes, look: Look, vocab: Vocab) -> None:
         )
     found = list(look.search.found)
     axis.errorbar(pays.slope[found], answers.slope[found], xerr=2 * pays.se[found], yerr=2 * answers.se[found], fmt="o",
-                  markersize=8, color=_FOUND, elinewidth=1.2, zorder=3)  # fmt: skip
+                  markersize=8, color=_FOUND, markerfacecolor=_FOUND if certain else "white", elinewidth=1.2, zorder=3)  # fmt: skip
     reach = 1.15 * max([0.3, *np.abs(pays.slope[shown]), *np.abs(pays.slope[found]), *np.abs(answers.slope[found])])
     axis.set_xlim(-reach, reach)
     axis.set_ylim(-reach, reach)

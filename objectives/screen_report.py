@@ -46,9 +46,11 @@ def reasons(family: FamilyScreen, screen: Screen) -> list[str]:
     if not look.search.found:
         return [
             f"{family.name}: no shortcut found among {len(look.catalogue):,} features; the likeliest, "
-            f"`{look.catalogue.features[look.search.suspect].label(screen.vocab)}`, is not seen in both signals"
+            f"`{look.catalogue.features[look.search.suspect].label(screen.vocab)}`, is not seen in both signals "
+            f"(probability {look.search.probability:.2f})"
         ]
-    return [_finding(family.name, look, column, screen) for column in look.search.found]
+    doubt = "" if family.flag else f"not certain enough to flag (probability {look.search.probability:.2f}): "
+    return [doubt + _finding(family.name, look, column, screen) for column in look.search.found]
 
 
 def _finding(name: str, look: Look, column: int, screen: Screen) -> str:

@@ -138,7 +138,8 @@ def test_all_problems_at_once_and_nothing_written(tmp_path: Path, run: Run) -> N
     status, _, err = run(folder, "--kl-coef", "0", "--plot", "plot.txt", prompts=folder / "none.jsonl")
     assert status == 2
     for part in ("train.jsonl:1: not a JSON object", "train.jsonl:2: family must be one of",
-                 "train.jsonl:3: label must", "train.jsonl:4: response must be a list of 4", "config.json: resp_len is 5", "none.jsonl: cannot be read",
+                 "train.jsonl:3: label must", "train.jsonl:4: response must be a list of 4",
+                 "config.json: resp_len is 5", "none.jsonl: cannot be read",
                  "--kl-coef must be", "--plot must end in"):  # fmt: skip
         assert part in err, part
     assert not (folder / "out.json").exists()
