@@ -73,8 +73,9 @@ def _draw_look(axis: Axes, look: Look, vocab: Vocab, *, certain: bool) -> None:
             pays.slope[rows], answers.slope[rows], s=9, color=_COLOURS[kind], alpha=0.55, linewidths=0, zorder=2
         )
     found = list(look.search.found)
+    face = _FOUND if certain else "white"
     axis.errorbar(pays.slope[found], answers.slope[found], xerr=2 * pays.se[found], yerr=2 * answers.se[found], fmt="o",
-                  markersize=8, color=_FOUND, markerfacecolor=_FOUND if certain else "white", elinewidth=1.2, zorder=3)  # fmt: skip
+                  markersize=8, color=_FOUND, markerfacecolor=face, elinewidth=1.2, zorder=3)  # fmt: skip
     reach = 1.15 * max([0.3, *np.abs(pays.slope[shown]), *np.abs(pays.slope[found]), *np.abs(answers.slope[found])])
     axis.set_xlim(-reach, reach)
     axis.set_ylim(-reach, reach)

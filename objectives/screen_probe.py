@@ -20,7 +20,7 @@ from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
 PROBES = 2048  # a family
-INSERTED = 160  # responses for each feature that is put in
+INSERTED = 256  # responses for each feature that is put in
 _REPLACED = 0.5
 
 
