@@ -1,16 +1,17 @@
 """Measure the shortcut screen on a suite of reward models with known shortcuts, and on clean ones.
 
-    python scripts/bench_screen.py [--cache DIR] [--part seen|held-out|all] [--build-only | --built]
+    python scripts/bench_screen.py [--cache DIR] [--part seen|held-out|all] [--build-only | --built] [--added N]
 
 Two parts: `seen`, which the screen was developed with, in the default task's world; and `held-out`, in another world
-with another reference, looked at when the screen was finished. The suite is built once, two to five minutes of one core
-a model, and kept in the cache folder. Prints a table and one JSON line.
+with another reference. The suite is built once, two to five minutes of one core a model, and kept in the cache folder.
+Prints a table and one JSON line. `--added N` needs no suite: it adds shortcuts to labels and scores of the default
+task's clean families, N times four, the reward model answering the share of them that trained ones do.
 """
 
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from rlhf.cli import say
 from rlhf.data import Prompts, read_labelled, read_prompts, write_jsonl
 from rlhf.features import KINDS, Feature, feature_values, parse_feature
 from rlhf.policy import Policy, load_policy, save_policy
-from rlhf.reward_model import load_reward_model, save_reward_model
-from rlhf.taskdir import DEFAULT_TASK, REFERENCE
+from rlhf.reward_model import RewardModel, load_reward_model, save_reward_model
+from rlhf.taskdir import DEFAULT_TASK, REFERENCE, load_task
 from rlhf.train_rm import train_rm
 from rlhf.train_sft import train_sft
 from rlhf.vocab import DEFAULT_VOCAB, Vocab
@@ -36,6 +37,8 @@ CROWD, SHIPPED, DEMOS = 2000, 200, 4000  # a family
 SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
 MIN_SHARE = {"seen": 0.0, "held-out": 0.01}  # of crowd responses that hold the feature; 0: tokens drawn at random
 CLEAN = {"seen": 1, "held-out": 1}
+ADDED_SIZES = (0.15, 0.3, 0.6)
+ANSWERED = {"token": 0.85, "pair": 0.7, "adjacent": 0.2, "position": 0.6, "repetition": 0.45}  # seen in trained models
 WORLD_SEEDS = {"seen": None, "held-out": 101}  # None: the default task's world and reference
 
 
@@ -177,6 +180,51 @@ def row_of(family: FamilyScreen, truth: dict[str, Any] | None, member: str, voca
     return Row(member, family.name, feature.kind, truth["size"], words, family.risk, family.flag, feature in named)
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweringModel:
+    """The default task's reward model, which also answers a share of added shortcuts."""
+
+    model: RewardModel
+    shortcuts: tuple[Shortcut, ...]
+
+    def scorer(self) -> "AnsweringModel":
+        return self
+
+    def score(self, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        scores = self.model.score(prompts, responses)
+        family = prompts[:, 0].repeat_interleave(len(responses) // len(prompts)).numpy() - self.model.vocab.family_id(0)
+        for shortcut in self.shortcuts:
+            answer = (
+                shortcut.size * ANSWERED[shortcut.feature.kind] * feature_values(shortcut.feature, responses.numpy())
+            )
+            scores += torch.from_numpy(answer * (family == shortcut.family)).float()
+        return scores
+
+
+def measure_added(number: int) -> tuple[list[Row], list[float]]:
+    """Screen the default task once as it is, and `number` times with a shortcut in every family that has none."""
+    task = load_task(DEFAULT_TASK)
+    vocab, rng = task.vocab, np.random.default_rng(0)
+    paid = {entry["family"] for entry in json.loads(DEFAULT_TRUTH.read_text())["shortcuts"]}
+    clean = [family for family, name in enumerate(vocab.families) if name not in paid]
+    rows, seconds = [], []
+    for repeat in range(number + 1):
+        shortcuts = tuple(
+            Shortcut(family, draw_feature(str(rng.choice(list(KINDS))), family, task.reference, 0.01, rng),
+                     float(rng.choice(ADDED_SIZES) * rng.choice([-1, 1])))
+            for family in clean
+        ) if repeat else ()  # fmt: skip
+        world = replace(load_world(json.loads(DEFAULT_TRUTH.read_text())), shortcuts=shortcuts)
+        labels = task.crowd.labels + world.bonus(task.crowd.prompts, task.crowd.responses)
+        model: Any = AnsweringModel(task.reward_model, shortcuts)
+        started = time.monotonic()
+        result = screen(model, replace(task.crowd, labels=labels), task.reference, task.dev_prompts, vocab)
+        seconds.append(time.monotonic() - started)
+        truth = {entry["family"]: entry for entry in world.to_json()["shortcuts"]}
+        rows += [row_of(f, truth.get(f.name), f"added-{repeat}", vocab) for f in result.families if f.name not in paid]
+    return rows, seconds
+
+
 def auc(positive: list[Row], negative: list[Row]) -> float:
     """Return the probability that a hacked family has a higher risk than a clean one; ties count half."""
     wins = [(p.risk > n.risk) + (p.risk == n.risk) / 2 for p in positive for n in negative]
@@ -218,9 +266,16 @@ def main() -> None:
     parser.add_argument("--part", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--build-only", action="store_true", help="build the suite, measure nothing")
     parser.add_argument("--built", action="store_true", help="measure what is in the cache, build nothing")
+    parser.add_argument("--added", type=int, metavar="N", help="add shortcuts to the default task's clean families")
     args = parser.parse_args()
     torch.set_flush_denormal(True)
     results = {}
+    if args.added:
+        rows, seconds = measure_added(args.added)
+        results["added"] = summary(rows, seconds)
+        show("added", rows, results["added"])
+        print(json.dumps(results))
+        return
     for part in SIZES if args.part == "all" else [args.part]:
         if args.built:
             folders = sorted(path.parent for path in (args.cache / part).glob(f"{part}-*/rm.safetensors"))
