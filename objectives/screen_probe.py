@@ -19,7 +19,7 @@ from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
-PROBES = 2048  # a family
+PROBES = 2560  # a family
 INSERTED = 256  # responses for each feature that is put in
 _REPLACED = 0.5
 
