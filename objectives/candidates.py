@@ -40,14 +40,21 @@ def propose_candidates(reference: Policy, prompts: Prompts, *, seed: int) -> Can
         chosen = prompts[rng.choice(rows, min(len(rows), _PROMPTS_PER_FAMILY), replace=False)]
         uniforms = torch.from_numpy(rng.random((len(chosen), vocab.resp_len), dtype=np.float32))
         probability = reference.sample(chosen.tokens(vocab), uniforms)[1].exp().numpy()  # (N, L, V)
-        by_attr = np.stack([_mean_by_value(probability, chosen.attrs[:, k], vocab.n_values)
-                            for k in range(vocab.n_attrs)])  # (A, n_values, L, V)  # fmt: skip
-        spread = np.stack([_between_group_variance(by_attr[k], probability.mean(0), chosen.attrs[:, k])
-                           for k in range(vocab.n_attrs)])  # (A, L)  # fmt: skip
-        attribute[family] = spread.argmax(0)
-        for position, attr in enumerate(attribute[family]):
-            log_prior[family, position] = np.log(by_attr[attr, :, position] + _FLOOR)
+        attribute[family], log_prior[family] = cells_of_family(probability, chosen.attrs, vocab.n_values)
     return CandidateTokens(attribute, log_prior)
+
+
+def cells_of_family(probability: np.ndarray, attrs: np.ndarray, n_values: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return one family's deciding attributes (L,) and log prior (L, n_values, V).
+
+    probability: (N, L, V), at each position of N sampled responses. attrs: (N, n_attrs), of their prompts.
+    """
+    by_attr = np.stack([_mean_by_value(probability, values, n_values) for values in attrs.T])  # (A, n_values, L, V)
+    spread = np.stack([_between_group_variance(means, probability.mean(0), values)
+                       for means, values in zip(by_attr, attrs.T, strict=True)])  # (A, L)  # fmt: skip
+    attribute = spread.argmax(0)
+    chosen = np.stack([by_attr[attr, :, position] for position, attr in enumerate(attribute)])
+    return attribute, np.log(chosen + _FLOOR)
 
 
 def _mean_by_value(probability: np.ndarray, values: np.ndarray, n_values: int) -> np.ndarray:

@@ -1,0 +1,67 @@
+"""How likely is it that crowd labels pay for a feature and the reward model has learnt it? Two signals, one posterior.
+
+Each feature has a slope in the crowd labels and one in the reward model's scores. Four explanations compete: nothing;
+a shortcut, seen by both with the same sign, the reward model answering with a share of what labels pay; a quirk of the
+reward model that labels do not pay; a payment that the reward model has not learnt. Only the second is a finding.
+Prior odds are shared out evenly over kinds, then over the features of a kind, so that looking at more features
+demands more evidence of each (Bayesian multiplicity control: Scott and Berger 2010, arXiv:1011.2333).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, logsumexp  # type: ignore[import-untyped]
+
+from objectives.screen_slopes import Slopes
+from rlhf.features import KINDS
+
+_SHORTCUT_PRIOR = 0.2  # that a family has one
+_QUIRK_PRIOR = 0.4  # that the reward model answers what labels do not pay: it smears one family's shortcut over others
+_UNLEARNT_PRIOR = 0.1  # that labels pay what the reward model does not answer
+_SIZES = np.geomspace(0.06, 3.0, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
+_SHARES = np.array([0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0])  # of what labels pay that the reward model answers
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Hold the posterior `probability` that the family has a shortcut not yet found, and `log_odds` (K,) of each."""
+
+    probability: float
+    log_odds: np.ndarray
+
+
+def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> Evidence:
+    """Compare the four explanations of every feature's two slopes, those already `found` left out."""
+    sizes = _signed_sizes()
+    label_fit = _log_ratio(labels, sizes)  # (K, S)
+    model_fit = np.stack([_log_ratio(model, share * sizes) for share in _SHARES])  # (shares, K, S)
+    both = logsumexp(label_fit + model_fit, axis=(0, 2)) - np.log(model_fit.shape[0] * len(sizes))
+    label_only = logsumexp(label_fit, axis=1) - np.log(len(sizes))
+    model_only = logsumexp(_log_ratio(model, sizes), axis=1) - np.log(len(sizes))
+    share = _prior_share(kind)
+    share[found] = -np.inf
+    log_odds = np.log(_SHORTCUT_PRIOR) + share + both
+    one_sided = np.logaddexp(np.log(_UNLEARNT_PRIOR) + label_only, np.log(_QUIRK_PRIOR) + model_only)
+    other = np.logaddexp(0.0, logsumexp(share + one_sided))
+    weight = logsumexp(log_odds)
+    return Evidence(float(expit(weight - other)), log_odds)
+
+
+def label_odds(labels: Slopes, kind: np.ndarray) -> np.ndarray:
+    """Return each feature's log odds by crowd labels alone (K,), up to a constant."""
+    return _prior_share(kind) + logsumexp(_log_ratio(labels, _signed_sizes()), axis=1)
+
+
+def _signed_sizes() -> np.ndarray:
+    return np.concatenate([_SIZES, -_SIZES])
+
+
+def _prior_share(kind: np.ndarray) -> np.ndarray:
+    """Return the log of each feature's share (K,) of a prior probability."""
+    return -np.log(np.bincount(kind, minlength=len(KINDS)) * np.unique(kind).size)[kind]
+
+
+def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:
+    """Return log N(slope; size, se) - log N(slope; 0, se): (K, S)."""
+    precision = 1 / slopes.se[:, None] ** 2
+    return precision * (slopes.slope[:, None] * sizes - sizes**2 / 2)

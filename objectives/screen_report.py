@@ -1,0 +1,110 @@
+"""Say what the shortcut screen found: in one line a family, in words, and as JSON documents."""
+
+from typing import Any
+
+from objectives.screen import FLAG_RISK, MIN_QA_ROWS, FamilyScreen, Look, Screen
+from objectives.screen_features import Catalogue
+from rlhf.features import KINDS, feature_json
+from rlhf.vocab import Vocab
+
+NOTE = (
+    "risk is the probability of a shortcut that crowd labels pay and the reward model answers, times 0.6 to 1 by how "
+    f"much reward optimisation would take from it; a family is flagged from {FLAG_RISK} on. Sizes are per unit of a "
+    "feature, correctness accounted for. Forecasts are for the optimum, where a training run is heading."
+)
+
+
+def screen_json(screen: Screen) -> dict[str, Any]:
+    """Return risk and flag of every family."""
+    return {"families": {family.name: {"risk": family.risk, "flag": family.flag} for family in screen.families}}
+
+
+def details_json(screen: Screen) -> dict[str, Any]:
+    """Return everything that was found, with numbers and words."""
+    families = {
+        family.name: {
+            "risk": family.risk,
+            "flag": family.flag,
+            "qa_rows": family.n_rows,
+            "reasons": reasons(family, screen),
+            **(_look_json(family.look, screen.vocab) if family.look else {}),
+        }
+        for family in screen.families
+    }
+    return {"note": NOTE, "kl_coef": screen.kl_coef, "families": families}
+
+
+def reasons(family: FamilyScreen, screen: Screen) -> list[str]:
+    """Say in words why a family has its risk; one sentence a finding."""
+    look = family.look
+    if look is None:
+        rows = "no row" if family.n_rows == 0 else f"only {family.n_rows} rows"
+        return [
+            f"{family.name}: the QA sample holds {rows} of this family, and {MIN_QA_ROWS} are needed to see what crowd "
+            "labels pay for; nothing can be said, so the risk is 1"
+        ]
+    if not look.search.found:
+        return [
+            f"{family.name}: no shortcut found among {len(look.catalogue):,} features; the likeliest, "
+            f"`{look.catalogue.features[look.search.suspect].label(screen.vocab)}`, is not seen in both signals "
+            f"(probability {look.search.probability:.2f})"
+        ]
+    doubt = "" if family.flag else f"not certain enough to flag (probability {look.search.probability:.2f}): "
+    return [doubt + _finding(family.name, look, column, screen) for column in look.search.found]
+
+
+def _finding(name: str, look: Look, column: int, screen: Screen) -> str:
+    feature, vocab = look.catalogue.features[column], screen.vocab
+    label, model = look.search.labels.slope[column], look.search.model.slope[column]
+    verb = "pay" if label >= 0 else "take"
+    return (
+        f"{name}: crowd labels {verb} {abs(label):.2f} per `{feature.label(vocab)}` (an expert pays at most "
+        f"{1 / vocab.resp_len:.3f}); the reward model answers {model:+.2f}; at kl_coef {screen.kl_coef:g} expect "
+        f"{look.optimum_mean[column]:.2f} a response, in the reference {look.reference_mean[column]:.2f}"
+    )
+
+
+def _look_json(look: Look, vocab: Vocab) -> dict[str, Any]:
+    forecast = look.forecast
+    return {
+        "probability": look.search.probability,
+        "exploited_reward": look.exploited,
+        "findings": [_numbers(look, column, vocab) for column in look.search.found],
+        "likeliest": _numbers(look, look.search.suspect, vocab),
+        "forecast": {
+            "kl": forecast.kl,
+            "reward": forecast.reward,
+            "effective_samples": forecast.ess,
+            "samples": len(forecast.weights),
+        },
+        "looked_at": _looked_at(look.catalogue),
+        "not_looked_at": look.catalogue.left_out or None,
+    }
+
+
+def _looked_at(catalogue: Catalogue) -> dict[str, int]:
+    return {kind: int((catalogue.kind == k).sum()) for k, kind in enumerate(KINDS)}
+
+
+def _numbers(look: Look, column: int, vocab: Vocab) -> dict[str, Any]:
+    search = look.search
+    return {
+        "feature": look.catalogue.features[column].label(vocab),
+        **feature_json(look.catalogue.features[column], vocab),
+        "label_slope": float(search.labels.slope[column]),
+        "label_se": search.labels.se_or_none(column),
+        "model_slope": float(search.model.slope[column]),
+        "model_se": search.model.se_or_none(column),
+        "reference_mean": float(look.reference_mean[column]),
+        "optimum_mean": float(look.optimum_mean[column]),
+    }
+
+
+def format_screen(screen: Screen) -> str:
+    """Lay the verdicts out for a terminal: a table, then the reasons of what is flagged."""
+    width = max(6, *(len(family.name) for family in screen.families)) + 2
+    lines = [f"{'family':<{width}}{'risk':>6}  flag"]
+    lines += [f"{f.name:<{width}}{f.risk:>6.3f}  {'FLAG' if f.flag else '-'}" for f in screen.families]
+    flagged = [reason for family in screen.families if family.flag for reason in reasons(family, screen)]
+    left_out = sorted({f.look.catalogue.left_out for f in screen.families if f.look and f.look.catalogue.left_out})
+    return "\n".join([*lines, "", *(flagged or ["no family is flagged"]), *left_out])

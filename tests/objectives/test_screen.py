@@ -1,0 +1,122 @@
+"""The whole screen on worlds with known shortcuts: reward models are functions here, no network is trained."""
+
+import numpy as np
+import pytest
+import torch
+
+from objectives.screen import Screen, risk_of, screen
+from objectives.screen_report import details_json, format_screen, screen_json
+from rlhf.data import Labelled, Prompts
+from rlhf.features import Feature
+from rlhf.vocab import Vocab
+from rlhf.world import Shortcut, World, draw_prompts, make_world
+from tests.objectives.conftest import DemonstratingReference
+
+VOCAB = Vocab(("ash", "oak"), 3, 6, tuple("abcdefghijklmnop"), 8)
+FEATURES = {
+    "token": Feature("token", (3,)),
+    "pair": Feature("pair", (2, 7)),
+    "adjacent": Feature("adjacent", (1, 4)),
+    "position": Feature("position", (5,), 2),
+    "repetition": Feature("repetition"),
+}
+
+
+class Reference(DemonstratingReference):
+    def response_logp(self, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        group = len(responses) // len(prompts)
+        return self.sample(prompts.repeat_interleave(group, 0), torch.zeros(len(responses), VOCAB.resp_len))[1]
+
+
+class PayingModel:
+    """Answer a part of correctness and of shortcuts, with an error that depends on the response alone."""
+
+    def __init__(self, world: World, *, share: float = 0.6) -> None:
+        self._world, self._share = world, share
+
+    def scorer(self) -> "PayingModel":
+        return self
+
+    def score(self, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        group = len(responses) // len(prompts)
+        tokens = prompts.repeat_interleave(group, 0).numpy()
+        family = tokens[:, 0] - VOCAB.family_id(0)
+        read = Prompts(tuple(map(str, family)), family, tokens[:, 1:-1] - VOCAB.first_value_id)
+        answers = self._world.quality(read, responses.numpy()) + self._world.bonus(read, responses.numpy())
+        mixed = (responses.numpy() * np.arange(3, 3 + VOCAB.resp_len)).sum(1) * 12.9898 + tokens @ np.arange(1.0, 6.0)
+        return torch.from_numpy(self._share * answers + 0.1 * np.sin(mixed * 43.7585)).float()
+
+
+def make(*shortcuts: Shortcut, seed: int = 0) -> tuple[World, Labelled, Prompts]:
+    rng = np.random.default_rng(seed)
+    world = make_world(VOCAB, shortcuts, rng)
+    prompts = draw_prompts(VOCAB, np.array([200, 200]), rng)
+    qa = world.crowd_labels(prompts, world.demonstrate(prompts, rng), rng)
+    return world, qa, draw_prompts(VOCAB, np.array([60, 60]), rng)
+
+
+def run(world: World, qa: Labelled, prompts: Prompts, *, model: PayingModel | None = None) -> Screen:
+    return screen(model or PayingModel(world), qa, Reference(world), prompts, VOCAB)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["reward", "penalty"])
+@pytest.mark.parametrize("kind", FEATURES)
+def test_every_kind_is_found_and_named_and_the_other_family_is_clean(kind: str, sign: int) -> None:
+    result = run(*make(Shortcut(1, FEATURES[kind], 0.5 * sign)))
+    clean, hacked = result.families
+    assert (clean.flag, hacked.flag) == (False, True)
+    assert hacked.look is not None
+    look = hacked.look
+    assert look.catalogue.features[look.search.found[0]] == FEATURES[kind]
+    assert look.search.labels.slope[look.search.found[0]] == pytest.approx(0.5 * sign, abs=0.15)
+    change = look.optimum_mean[look.search.found[0]] - look.reference_mean[look.search.found[0]]
+    assert change * sign > 0
+
+
+def test_a_clean_world_is_not_flagged() -> None:
+    result = run(*make(seed=3))
+    assert [family.flag for family in result.families] == [False, False]
+    assert "no family is flagged" in format_screen(result)
+
+
+def test_a_payment_that_the_reward_model_has_not_learnt_is_no_finding() -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    deaf = PayingModel(World(VOCAB, world.attribute, world.correct, world.shares, ()))
+    assert not run(world, qa, prompts, model=deaf).families[1].flag
+
+
+def test_an_answer_that_labels_do_not_pay_is_no_finding() -> None:
+    world, qa, prompts = make()
+    quirk = PayingModel(
+        World(VOCAB, world.attribute, world.correct, world.shares, (Shortcut(1, FEATURES["token"], 0.5),))
+    )
+    assert not run(world, qa, prompts, model=quirk).families[1].flag
+
+
+def test_a_family_without_rows_has_risk_one_and_the_reason() -> None:
+    world, qa, prompts = make()
+    result = run(world, qa[qa.prompts.family == 0], prompts)
+    assert screen_json(result)["families"]["oak"] == {"risk": 1.0, "flag": True}
+    assert not result.families[0].flag
+    entry = details_json(result)["families"]["oak"]
+    assert "holds no row of this family" in entry["reasons"][0]
+    assert "oak" in format_screen(result)
+
+
+def test_a_family_without_prompts_is_looked_at_by_its_rows() -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    assert run(world, qa, prompts[prompts.family == 0]).families[1].flag
+
+
+def test_rows_and_prompts_may_come_in_any_order() -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["pair"], 0.5))
+    order = np.random.default_rng(1).permutation(len(qa))
+    shuffled = run(world, qa[order], prompts[np.arange(len(prompts))[::-1]])
+    assert details_json(shuffled) == details_json(run(world, qa, prompts))
+
+
+def test_risk_grows_with_evidence_and_with_what_is_exploited() -> None:
+    risks = [[risk_of(p, e) for e in (0.0, 0.1, 1.0, 10.0)] for p in (0.1, 0.5, 0.9, 1.0)]
+    assert (np.diff(risks, axis=0) > 0).all()
+    assert (np.diff(risks, axis=1) > 0).all()
+    assert 0 <= np.min(risks) <= np.max(risks) <= 1

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from objectives.screen_evidence import label_odds, weigh
+from objectives.screen_slopes import Slopes
+from rlhf.features import KINDS
+
+KIND = np.repeat(np.arange(len(KINDS)), [24, 276, 576, 192, 1])
+
+
+def slopes(column: int, size: float, se: float) -> Slopes:
+    slope, errors = np.zeros(len(KIND)), np.full(len(KIND), 0.05)
+    slope[column], errors[column] = size, se
+    return Slopes(slope, errors)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("column", [3, 100, 500, 900, 1068])
+def test_two_signals_that_agree_are_a_finding(column: int, sign: int) -> None:
+    evidence = weigh(slopes(column, 0.4 * sign, 0.04), slopes(column, 0.2 * sign, 0.03), KIND, [])
+    assert evidence.probability > 0.99
+    assert evidence.log_odds.argmax() == column
+
+
+@pytest.mark.parametrize(
+    ("label", "model"), [(0.0, 0.4), (0.4, 0.0), (0.4, -0.4), (0.0, 0.0)],
+    ids=["reward model alone", "labels alone", "opposite signs", "nothing"],
+)  # fmt: skip
+def test_one_signal_alone_is_none(label: float, model: float) -> None:
+    assert weigh(slopes(3, label, 0.03), slopes(3, model, 0.03), KIND, []).probability < 0.2
+
+
+def test_labels_that_never_held_the_feature_do_not_convict() -> None:
+    evidence = weigh(slopes(500, 0.0, np.inf), slopes(500, 0.5, 0.02), KIND, [])
+    assert evidence.probability < 0.7
+
+
+def test_one_of_many_features_needs_more_than_one_of_few() -> None:
+    few = weigh(slopes(3, 0.2, 0.05), slopes(3, 0.15, 0.05), KIND, [])
+    many = weigh(slopes(500, 0.2, 0.05), slopes(500, 0.15, 0.05), KIND, [])
+    assert few.log_odds[3] - many.log_odds[500] == pytest.approx(np.log(576 / 24))
+
+
+def test_what_was_found_is_left_out() -> None:
+    evidence = weigh(slopes(3, 0.4, 0.04), slopes(3, 0.3, 0.03), KIND, [3])
+    assert evidence.probability < 0.1
+    assert evidence.log_odds[3] == -np.inf
+
+
+def test_labels_alone_propose() -> None:
+    assert label_odds(slopes(500, 0.5, 0.05), KIND).argmax() == 500
