@@ -103,6 +103,9 @@ class IdleWorkload:
     def warnings(self) -> tuple[str, ...]:
         return ()
 
+    def documents(self) -> dict[str, bytes]:
+        return {}
+
     def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         MARKS.note()
         return {**params, "seed": seed}
@@ -155,6 +158,9 @@ class TimedWorkload:
 
     def warnings(self) -> tuple[str, ...]:
         return ()
+
+    def documents(self) -> Mapping[str, bytes]:
+        return {}
 
     def config(self, params: Mapping[str, Any], *, seed: int) -> Mapping[str, Any]:
         MARKS.note()

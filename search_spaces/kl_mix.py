@@ -4,7 +4,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from search_spaces.space import SearchSpace
 
-PROMPT_MIXES = ("balanced", "pilot", "no_low_traffic", "weakest")
+PROMPT_MIXES = ("balanced", "pilot", "no_low_traffic", "weakest", "without_flagged")
 REWARD_WRAPPERS = ("raw", "clip", "debias", "label_quality")
 
 

@@ -7,6 +7,7 @@ process. Task, judge and training prompts are kept there from trial to trial.
 import atexit
 import functools
 import io
+import json
 import shutil
 import tarfile
 import tempfile
@@ -24,6 +25,7 @@ from objectives.quality_model import QualityModel
 from objectives.release import MAX_WORST_FAMILY_HARM
 from objectives.score import Judge
 from objectives.split import PARTS, split_prompts
+from objectives.task_screen import TaskScreen, screen_task
 from rlhf.config import RunConfig, run_config
 from rlhf.data import Prompts
 from rlhf.errors import InputError, raise_if_any
@@ -61,6 +63,7 @@ class RlhfWorkload:
 
     archive: bytes
     quality: QualityModel
+    screen: TaskScreen
     mixes: Mapping[str, Mapping[str, float]]
     wrapper_files: Mapping[str, str]
     digest: str
@@ -72,10 +75,11 @@ class RlhfWorkload:
         quality = load_quality(task.root)
         reference = Judge(task, quality).score(task.reference)
         wrappers = _user_wrappers(space, task)
-        mixes = prompt_mixes(task, reference.quality)
+        screen = screen_task(task)
         return cls(
-            _pack(task, wrappers), quality, mixes, {name: str(path) for name, path in wrappers.items()}, task.digest
-        )
+            _pack(task, wrappers), quality, screen, prompt_mixes(task, reference.quality, flagged=screen.flagged),
+            {name: str(path) for name, path in wrappers.items()}, task.digest,
+        )  # fmt: skip
 
     def check(self, space: SearchSpace) -> None:
         """Try every setting of the space; raises `InputError` with all that fail."""
@@ -100,7 +104,11 @@ class RlhfWorkload:
 
     def warnings(self) -> tuple[str, ...]:
         refusals = self.quality.checks.refusals(self.quality.vocab.families)
-        return tuple(f"nothing can be certified: {refusal}" for refusal in refusals)
+        hacked = [f"optimising the reward model would hack {reason}" for reason in self.screen.reasons]
+        return (*(f"nothing can be certified: {refusal}" for refusal in refusals), *hacked)
+
+    def documents(self) -> Mapping[str, bytes]:
+        return {"screen.json": json.dumps(self.screen.details, indent=2).encode(), "screen.png": self.screen.picture}
 
     def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         return {**self._run_config(params, seed=seed, source="trial").to_json(), PROMPT_MIX: params.get(PROMPT_MIX)}

@@ -77,7 +77,8 @@ def run_sweep(options: SweepOptions, plan: Plan) -> SweepRecord:
         )  # fmt: skip
         progress = Progress(options.name, n_trials=plan.n_trials, max_harm=options.max_harm)
         sweep = ledger.open_sweep(options.name, space=plan.space.name, facts=facts)
-        ledger.add_text(sweep, SPACE_FILE, json.dumps(plan.space.to_json(), indent=2))
+        space_json = json.dumps(plan.space.to_json(), indent=2).encode()
+        ledger.add_files(sweep, {SPACE_FILE: space_json, **plan.workload.documents()})
         recording = Recording(ledger, sweep, progress)
         status, reason = FAILED, None
         try:

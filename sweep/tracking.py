@@ -251,6 +251,13 @@ class Ledger:
     def add_text(self, sweep: SweepRecord, name: str, text: str) -> None:
         self._client.log_text(sweep.run_id, text, name)
 
+    def add_files(self, sweep: SweepRecord, contents: Mapping[str, bytes]) -> None:
+        """Log files to the parent run, by name."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in contents.items():
+                Path(folder, name).write_bytes(content)
+            self._client.log_artifacts(sweep.run_id, folder)
+
     def add_table(self, sweep: SweepRecord, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
         self._client.log_table(sweep.run_id, {key: list(values) for key, values in columns.items()}, name)
 

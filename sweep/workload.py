@@ -58,6 +58,10 @@ class Workload(Protocol):
         """Return what a user should know before the first trial, such as why nothing could be certified."""
         ...
 
+    def documents(self) -> Mapping[str, bytes]:
+        """Return files that belong to the sweep's record, by name: what is known before the first trial."""
+        ...
+
     def config(self, params: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         """Resolve a trial's parameters to the full configuration, as it is recorded."""
         ...

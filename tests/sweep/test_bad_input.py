@@ -128,7 +128,7 @@ def test_space_with_unknown_settings_and_values(refuse, tmp_path) -> None:
     )
     said = refuse(sweep.launch, "--space", str(space))
     assert "unknown setting 'kl_coeff'; known: family_weights, kl_coef" in said
-    assert "prompt_mix must be one of balanced, pilot, no_low_traffic, weakest, got 'hardest'" in said
+    assert "prompt_mix must be one of balanced, pilot, no_low_traffic, weakest, without_flagged, got 'hardest'" in said
     assert "absent.py" in said
 
 

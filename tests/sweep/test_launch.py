@@ -61,7 +61,19 @@ def test_parent_says_what_was_run(runs, client) -> None:
     assert "torch=2." in tags["sweep.fact.versions"]
     assert tags["sweep.fact.code"]
     artifacts = {file.path for file in client.list_artifacts(parent_of(runs).info.run_id)}
-    assert {"front.html", "space.json"} <= artifacts
+    assert {"front.html", "space.json", "screen.json", "screen.png"} <= artifacts
+
+
+def test_launch_says_what_optimising_the_reward_model_would_hack(first_sweep) -> None:
+    said = (first_sweep.folder / "first.log").read_text()
+    assert "warning: optimising the reward model would hack dune: crowd labels pay 1." in said
+    assert "warning: optimising the reward model would hack ember: crowd labels pay 0." in said
+
+
+def test_one_checkpoint_of_each_trial_is_left(first_sweep) -> None:
+    trials = list((first_sweep.folder / "ray").glob("first-*/trial-*"))
+    assert len(trials) == 3
+    assert all(len(list(trial.glob("checkpoint_*"))) == 1 for trial in trials)
 
 
 def test_child_has_every_config_key_and_training_curve(runs, client) -> None:

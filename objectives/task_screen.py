@@ -1,0 +1,49 @@
+"""The shortcut screen of a task's own reward model: worked out once a task and machine, with its picture."""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from objectives.screen import screen
+from objectives.screen_report import details_json
+from objectives.task_cache import Arrays, cached_arrays
+from rlhf.taskdir import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScreen:
+    """Hold what `python -m objectives.diagnose` writes to `--details`, and its `--plot` as PNG."""
+
+    details: dict[str, Any]
+    picture: bytes
+
+    @property
+    def flagged(self) -> frozenset[str]:
+        """Families that optimising the reward model would hack."""
+        return frozenset(name for name, family in self.details["families"].items() if family["flag"])
+
+    @property
+    def reasons(self) -> list[str]:
+        """Say in words why each flagged family is."""
+        return [reason for name in sorted(self.flagged) for reason in self.details["families"][name]["reasons"]]
+
+
+def screen_task(task: Task) -> TaskScreen:
+    """Screen a task's reward model with its own QA sample, reference and dev prompts."""
+    stored = cached_arrays("screen", task.digest, lambda: _screen(task))
+    return TaskScreen(json.loads(str(stored["details"])), stored["picture"].tobytes())
+
+
+def _screen(task: Task) -> Arrays:
+    from objectives.screen_plot import plot_screen  # importing it takes a second, once a task
+
+    result = screen(task.reward_model, task.crowd, task.reference, task.dev_prompts, task.vocab)
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder, "screen.png")
+        plot_screen(result, picture)
+        pixels = np.frombuffer(picture.read_bytes(), np.uint8)
+    return {"details": np.array(json.dumps(details_json(result))), "picture": pixels}
