@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of its own for a store, trial checkpoints and the cache."""
+    """A folder of its own for a store and trial checkpoints."""
 
     folder: Path
     task: Path
@@ -36,7 +36,7 @@ class Place:
         return [sys.executable, "-m", module, "--tracking-uri", self.uri, *storage, *args]
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "TASK": str(self.task), "XDG_CACHE_HOME": str(self.folder / "cache"), "COLUMNS": "160"}
+        return {**os.environ, "TASK": str(self.task), "COLUMNS": "160"}
 
 
 @pytest.fixture(scope="session")

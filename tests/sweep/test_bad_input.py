@@ -16,7 +16,6 @@ from rlhf.errors import run_command
 @pytest.fixture
 def refuse(monkeypatch, capsys, tmp_path, tiny_task):
     """Run a command's `main`, expect exit status 2, and return what it said."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TASK", str(tiny_task))
     monkeypatch.chdir(tmp_path)
 

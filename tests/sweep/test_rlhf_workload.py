@@ -27,8 +27,7 @@ def space(tmp_path) -> SearchSpace:
 
 
 @pytest.fixture
-def workload(tiny_task, space, tmp_path, monkeypatch) -> RlhfWorkload:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def workload(tiny_task, space) -> RlhfWorkload:
     return RlhfWorkload.open(tiny_task, space)
 
 
