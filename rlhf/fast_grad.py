@@ -119,8 +119,7 @@ class Backward:
         dtable = self._dtable.zero_().index_add_(1, entries[:split], dprompt).index_add_(1, entries[split:], drest)
         dx = self._dtable_x.zero_().index_add_(1, entries, self._dx)
         dread = folded.layers[0].qkv[:, :-1].t() @ dtable
-        read, rstd = table.read.numpy(), table.rstd.numpy()
-        kernels.add_norm_gradient(dx.numpy(), 0, dread.numpy(), read, 0, rstd)
+        kernels.add_norm_gradient(dx.numpy(), 0, dread.numpy(), table.read.numpy(), 0, table.rstd)
         return _weight_gradient(dtable, table.read)
 
     def _attention(self, buffers: LayerBuffers) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,10 +45,10 @@ class Table(NamedTuple):
     content tokens.
     """
 
-    x: torch.Tensor  # (K, E): embedded, of mean zero
+    x: Array  # (K, E): embedded, of mean zero
     read: torch.Tensor  # (K + 1, E): normalised, and ones
-    rstd: torch.Tensor  # (1, E)
-    qkv: torch.Tensor  # (3K, E)
+    rstd: Array  # (1, E)
+    qkv: Array  # (3K, E)
 
 
 class Folded(NamedTuple):
@@ -72,9 +72,9 @@ def _table(trunk: Trunk, qkv: torch.Tensor, first_content_id: int) -> Table:
     x = tok.new_empty(len(tok), n_prompt + n_response)
     torch.add(pos[:, :P, None], tok[:, None, :first], out=x[:, :n_prompt].unflatten(1, (P, first)))
     torch.add(pos[:, P:, None], tok[:, None, first:], out=x[:, n_prompt:].unflatten(1, (trunk.config.resp_len, -1)))
-    read, rstd = with_ones(*x.shape), x.new_empty(1, x.shape[1])
-    normalise(x.numpy(), read.numpy(), rstd.numpy(), 0, x.shape[1])
-    return Table(x, read, rstd, qkv @ read)
+    embedded, read, rstd = x.numpy(), with_ones(*x.shape), x.new_empty(1, x.shape[1]).numpy()
+    normalise(embedded, read.numpy(), rstd, 0, x.shape[1])
+    return Table(embedded, read, rstd, (qkv @ read).numpy())
 
 
 def table_starts(config: ModelConfig, n_content: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,6 +117,8 @@ class Part(NamedTuple):
     stop: int
     read1: torch.Tensor  # (K + 1, C): normalised input of attention, and ones
     qkv: torch.Tensor  # (3K, C)
+    qkv_array: Array  # what `qkv` is a part of
+    qkv_start: int  # its first column there
     mixed: torch.Tensor  # (K + 1, C): attention's mixture of values, and ones
     read2: torch.Tensor  # (K + 1, C): normalised input of the feed-forward, and ones
     inner: torch.Tensor  # (d_ff, C): before GELU; after it, GELU's derivative
@@ -153,7 +155,7 @@ class Predict(NamedTuple):
     start: int  # the first of its columns, and the one behind the last
     stop: int
     entries: torch.Tensor  # (B,): the token before it, as a column of the table
-    rows: torch.Tensor  # (3K, B): the same, repeated for every row of the projection
+    entries_array: Array  # the same
     read: torch.Tensor  # (K + 1, B): normalised hidden state, and ones
     logits: torch.Tensor  # (V, B): shared scratch
     logp: torch.Tensor  # (V, B)
@@ -177,14 +179,11 @@ class LayerBuffers:
         self.read1, self.read2, self.mixed = (with_ones(K, n_columns) for _ in range(3))
         self.inner, self.active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
         self.prompt_qkv, self.cache = torch.empty(3 * K, split), torch.empty(3 * K, T * B)
-        self.prompt = self._part(0, split, self.prompt_qkv)
-        self.prompt_after = self._part(self.start, split, self.prompt_qkv)
-        self.after = self._part(self.start, n_columns, self.prompt_qkv)
-        self.rest = self._part(split, n_columns, self.cache[:, P * B :])
-        self.steps = [
-            self._part(split + t * B, split + (t + 1) * B, self.cache[:, (P + t) * B : (P + t + 1) * B])
-            for t in range(steps)
-        ]
+        self.prompt = self._part(0, split, self.prompt_qkv, 0)
+        self.prompt_after = self._part(self.start, split, self.prompt_qkv, self.start)
+        self.after = self._part(self.start, n_columns, self.prompt_qkv, self.start)
+        self.rest = self._part(split, n_columns, self.cache, P * B)
+        self.steps = [self._part(split + t * B, split + t * B + B, self.cache, (P + t) * B) for t in range(steps)]
         self.cached_prompt = self.cache.view(3 * K, T, group, N)[K:, :P]
         self.prompt_to_cache = self.prompt_qkv.view(3 * K, P, 1, N)[K:]
         self.arrays = Arrays(
@@ -194,9 +193,10 @@ class LayerBuffers:
             self.cache.view(3, H, D, T, B).numpy(), torch.empty(T, H, T, B).numpy(),
         )  # fmt: skip
 
-    def _part(self, start: int, stop: int, qkv: torch.Tensor) -> Part:
-        full = self.mixed, self.read2, self.inner, self.active
-        return Part(start, stop, self.read1[:, start:stop], qkv, *(values[:, start:stop] for values in full))
+    def _part(self, start: int, stop: int, qkv: torch.Tensor, qkv_start: int) -> Part:
+        full, part = (self.mixed, self.read2, self.inner, self.active), qkv[:, qkv_start : qkv_start + stop - start]
+        views = (values[:, start:stop] for values in full)
+        return Part(start, stop, self.read1[:, start:stop], part, qkv.numpy(), qkv_start, *views)
 
 
 def with_ones(rows: int, columns: int) -> torch.Tensor:
@@ -229,27 +229,25 @@ class Rollout:
             new = keep or last or not n
             self.layers.append(LayerBuffers(config, N, group, last=last) if new else self.layers[0])
         self.entries = torch.empty(P * N + steps * B, dtype=torch.long)  # each column's column in the table
-        self._entry_rows = self.entries.expand(3 * K, -1)
         self.final = with_ones(K, N + steps * B)  # normalised; a column for each prediction, the first by prompt
         self.final_array, self.final_rstd = self.final.numpy(), torch.empty(1, N + steps * B).numpy()
         self.tokens = torch.empty(R, B, dtype=torch.long)  # content-token indices
         self.logp = torch.empty(R, V, B)
         self._x_prompt, self._x_step, self._x_rest = (stream(K, n) for n in (P * N, B, steps * B))
         self._x_last = Stream(self._x_prompt.x[:, -N:], self._x_prompt.array, P * N - N)
-        self._prompt_rows = self._entry_rows[:, : P * N]
+        self._prompt_entries = self.entries[: P * N].numpy()
         self._first = self._predict_views(0, N, torch.empty(V, N))
         self._rest = self._predict_views(N, N + steps * B, torch.empty(V, steps * B))
         self._steps = [
             self._predict_views(N + start, N + start + B, self.logp[1 + start // B]) for start in range(0, steps * B, B)
         ]
         self._first_logp = self.logp[0].view(V, group, N)
-        self._token_rows, self._cdf = list(self.tokens), torch.empty(V, B)
-        self._cdf_below = self._cdf[:-1]  # a uniform that rounds up to the total still gives the last token
+        self._token_rows, self._draws = list(self.tokens), list(zip(self.logp.numpy(), self.tokens.numpy(), strict=True))
 
     def _predict_views(self, start: int, stop: int, logp: torch.Tensor) -> Predict:
         read, shift = self.final[:, start:stop], len(self.entries) - self.final.shape[1]
-        entries, rows = self.entries[shift + start : shift + stop], self._entry_rows[:, shift + start : shift + stop]
-        return Predict(start, stop, entries, rows, read, torch.empty_like(logp), logp)
+        entries = self.entries[shift + start : shift + stop]
+        return Predict(start, stop, entries, entries.numpy(), read, torch.empty_like(logp), logp)
 
     def sample(self, folded: Folded, prompts: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         """Sample responses (N * G, R) for prompts (N, P) by inverting the cumulative distribution at (N * G, R).
@@ -260,11 +258,10 @@ class Rollout:
         for n in range(len(self.layers)):
             self._prompt_block(folded, n)
         self._predict_first(folded)
-        for t, (logp, u, token) in enumerate(zip(self.logp, self.to_columns(uniforms), self._token_rows, strict=True)):
+        for t, (uniform, (logp, tokens)) in enumerate(zip(self.to_columns(uniforms).numpy(), self._draws, strict=True)):
             if t:
                 self._step(folded, t - 1)
-            total = torch.exp(logp, out=self._cdf).cumsum_(0)[-1]
-            torch.sum(self._cdf_below <= u * total, 0, out=token)
+            kernels.draw(logp, uniform, tokens)
         return self.from_columns(self.tokens)
 
     def score(self, folded: Folded, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -274,7 +271,7 @@ class Rollout:
         for n, buffers in enumerate(self.layers):
             self._prompt_block(folded, n)
             if buffers.steps:
-                self._project(folded, n, buffers.rest, self._x_rest, self._rest.rows)
+                self._project(folded, n, buffers.rest, self._x_rest, self._rest.entries_array)
                 self._attend(buffers, 0, len(buffers.steps))
                 self._finish(folded.layers[n], buffers, buffers.rest, self._x_rest)
         self._predict_first(folded)
@@ -297,27 +294,27 @@ class Rollout:
     def _embed_prompts(self, folded: Folded, prompts: torch.Tensor) -> None:
         entries = self.entries[: prompts.numel()]
         torch.add(prompts.t(), self._prompt_starts[:, None], out=entries.view(-1, len(prompts)))
-        torch.index_select(folded.table.x, 1, entries, out=self._x_prompt.x)
+        kernels.look_up(folded.table.x, self._prompt_entries, self._x_prompt.array, 0)
 
     def _embed_rest(self, folded: Folded, tokens: torch.Tensor) -> None:
         entries = self._rest.entries
         torch.add(tokens[:-1], self._response_starts[:-1, None], out=entries.view(len(tokens) - 1, tokens.shape[1]))
-        torch.index_select(folded.table.x, 1, entries, out=self._x_rest.x)
+        kernels.look_up(folded.table.x, self._rest.entries_array, self._x_rest.array, 0)
 
     def _step(self, folded: Folded, t: int) -> None:
         """Run response token t through all layers and predict the next."""
         x, views = self._x_step, self._steps[t]
         torch.add(self._token_rows[t], self._response_starts[t], out=views.entries)
-        torch.index_select(folded.table.x, 1, views.entries, out=x.x)
+        kernels.look_up(folded.table.x, views.entries_array, x.array, 0)
         for n, buffers in enumerate(self.layers):
-            self._project(folded, n, buffers.steps[t], x, views.rows)
+            self._project(folded, n, buffers.steps[t], x, views.entries_array)
             self._attend(buffers, t, t + 1)
             self._finish(folded.layers[n], buffers, buffers.steps[t], x)
         self._predict(folded, views, x)
 
     def _prompt_block(self, folded: Folded, n: int) -> None:
         buffers = self.layers[n]
-        self._project(folded, n, buffers.prompt, self._x_prompt, self._prompt_rows)
+        self._project(folded, n, buffers.prompt, self._x_prompt, self._prompt_entries)
         arrays, P = buffers.arrays, self.config.prompt_len
         kernels.attend(arrays.prompt_qkv, arrays.prompt_probs, arrays.mixed, 0, buffers.first_query, P)
         buffers.cached_prompt.copy_(buffers.prompt_to_cache)
@@ -329,10 +326,10 @@ class Rollout:
         arrays, P = buffers.arrays, self.config.prompt_len
         kernels.attend(arrays.cache, arrays.probs, arrays.mixed, buffers.base, P + first, P + last)
 
-    def _project(self, folded: Folded, n: int, part: Part, stream: Stream, rows: torch.Tensor) -> None:
+    def _project(self, folded: Folded, n: int, part: Part, stream: Stream, entries: Array) -> None:
         """Compute block n's queries, keys and values from the residual stream, or look up the first's."""
         if n == 0:
-            torch.gather(folded.table.qkv, 1, rows, out=part.qkv)  # `index_select` is slow into part of a buffer
+            kernels.look_up(folded.table.qkv, entries, part.qkv_array, part.qkv_start)
         else:
             arrays = self.layers[n].arrays
             normalise(stream.array, arrays.read1, arrays.rstd1, part.start, part.stop, x_start=stream.start)

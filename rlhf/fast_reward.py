@@ -31,7 +31,7 @@ class FastReward:
         self._x, self._rstd = torch.empty(K, n_columns), torch.empty(1, n_columns)
         self._read, self._qkv = with_ones(K, n_columns), torch.empty(3 * K, n_columns)
         self._inner, self._active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
-        arrays = self._x, self._read, self._rstd, self._inner, self._active
+        arrays = self._x, self._read, self._rstd, self._qkv, self._inner, self._active
         self._arrays = tuple(buffer.numpy() for buffer in arrays)
         self._query, self._keys_values = torch.zeros(batch, H, D, padded), torch.empty(2, batch, H, D, T)
         self._scores, self._probs = (torch.empty(batch * H, T, padded) for _ in range(2))
@@ -45,28 +45,26 @@ class FastReward:
         entries = torch.cat([(prompts + in_prompt).repeat_interleave(group, 0), responses + in_response], 1)
         return torch.cat([self._score(chunk.flatten()) for chunk in entries.split(self._batch)])
 
-    def _normalise(self, n_columns: int) -> None:
-        normalise(*self._arrays[:3], 0, n_columns)
-
     def _score(self, entries: torch.Tensor) -> torch.Tensor:
         """Score B sequences given as entries (B * T,) of the table of embedded tokens."""
-        C = len(entries)
+        C, columns, table = len(entries), entries.numpy(), self._folded.table
         buffers = self._x, self._read, self._qkv, self._inner, self._active
         x, read, qkv, inner, active = (buffer[:, :C] for buffer in buffers)
-        torch.index_select(self._folded.table.x, 1, entries, out=x)
+        x_array, read_array, rstd, qkv_array, inner_array, active_array = self._arrays
+        kernels.look_up(table.x, columns, x_array, 0)
         for n, weights in enumerate(self._folded.layers):
             if n == 0:
-                torch.index_select(self._folded.table.qkv, 1, entries, out=qkv)
+                kernels.look_up(table.qkv, columns, qkv_array, 0)
             else:
-                self._normalise(C)
+                normalise(x_array, read_array, rstd, 0, C)
                 torch.mm(weights.qkv, read, out=qkv)
             self._attend(qkv, read[:-1])
             x.addmm_(weights.out, read)
-            self._normalise(C)
+            normalise(x_array, read_array, rstd, 0, C)
             torch.mm(weights.up, read, out=inner)
-            kernels.gelu(*self._arrays[3:], 0, C)
+            kernels.gelu(inner_array, active_array, 0, C)
             x.addmm_(weights.down, active)
-        self._normalise(C)
+        normalise(x_array, read_array, rstd, 0, C)
         pooled = read.unflatten(1, (-1, self._shape[2])).mean(2)  # (K + 1, B): the mean of ones is one
         scores: torch.Tensor = self._last(nn.functional.gelu(self._folded.head @ pooled).t())
         return scores.squeeze(1)

@@ -205,3 +205,36 @@ def add_norm_gradient(dx: Array, start: int, dnorm: Array, norm: Array, norm_sta
         out, dn, row = dx[k, start:], dnorm[k, start:], norm[k, norm_start : norm_start + n]
         for c in range(n):
             out[c] += r[c] * (dn[c] - row[c] * mean[c])
+
+
+@_kernel
+def look_up(table: Array, entries: Array, out: Array, start: int) -> None:
+    """Copy the given columns (n,) of a table (F, E) to columns of `out` (F, C) from `start` on."""
+    for f in range(len(table)):
+        source, row = table[f], out[f, start : start + len(entries)]
+        for c in range(len(entries)):
+            row[c] = source[entries[c]]
+
+
+@_kernel
+def draw(logp: Array, uniform: Array, tokens: Array) -> None:
+    """Invert the cumulative distribution of log probabilities (V, B) at (B,): token v where cdf[v - 1] <= u < cdf[v].
+
+    A uniform that rounds up to the total still gives the last token.
+    """
+    V, B = logp.shape
+    cdf, total = np.empty((V, B), _f), np.zeros(B, _f)
+    for v in range(V):
+        row, below = logp[v], cdf[v]
+        for b in range(B):
+            total[b] += _exp(row[b])
+            below[b] = total[b]
+    count = np.zeros(B, np.int32)
+    for b in range(B):
+        total[b] *= uniform[b]
+    for v in range(V - 1):
+        below = cdf[v]
+        for b in range(B):
+            count[b] += np.int32(below[b] <= total[b])
+    for b in range(B):
+        tokens[b] = count[b]
