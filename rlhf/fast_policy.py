@@ -111,7 +111,7 @@ def _writer(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 class Part(NamedTuple):
-    """Hold one layer's values on columns start <= c < stop: views, made once, since slicing costs as much as computing."""
+    """Hold one layer's values on columns start <= c < stop; views made once: slicing costs as much as computing."""
 
     start: int
     stop: int
@@ -242,7 +242,10 @@ class Rollout:
             self._predict_views(N + start, N + start + B, self.logp[1 + start // B]) for start in range(0, steps * B, B)
         ]
         self._first_logp = self.logp[0].view(V, group, N)
-        self._token_rows, self._draws = list(self.tokens), list(zip(self.logp.numpy(), self.tokens.numpy(), strict=True))
+        self._token_rows, self._draws = (
+            list(self.tokens),
+            list(zip(self.logp.numpy(), self.tokens.numpy(), strict=True)),
+        )
 
     def _predict_views(self, start: int, stop: int, logp: torch.Tensor) -> Predict:
         read, shift = self.final[:, start:stop], len(self.entries) - self.final.shape[1]
@@ -349,9 +352,7 @@ class Rollout:
         self._first_logp.copy_(self._first.logp[:, None])
 
     def _predict(self, folded: Folded, views: Predict, stream: Stream) -> None:
-        normalise(
-            stream.array, self.final_array, self.final_rstd, views.start, views.stop, x_start=stream.start
-        )
+        normalise(stream.array, self.final_array, self.final_rstd, views.start, views.stop, x_start=stream.start)
         torch.mm(folded.head, views.read, out=views.logits)
         torch.log_softmax(views.logits, 0, out=views.logp)
 
