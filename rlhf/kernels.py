@@ -17,8 +17,19 @@ import numpy as np
 from numba import njit
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_kernel: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
-_inline: Callable[..., Any] = njit(inline="always", error_model="numpy", fastmath={"contract", "nsz"})
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+_inline: Callable[..., Any] = njit(inline="always", **_OPTIONS)
+
+
+def _kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile at the first call, and once a machine: kept beside the sources, else in the user's cache folder."""
+    compiled: Callable[..., None]
+    try:
+        compiled = njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # Numba: neither folder can be written; each process compiles for itself
+        compiled = njit(**_OPTIONS)(function)
+    return compiled
+
 
 _f = np.float32
 _ZERO, _HALF, _ONE = _f(0), _f(0.5), _f(1)
