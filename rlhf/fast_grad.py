@@ -13,7 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from rlhf.fast_policy import Attend, Folded, FoldedLayer, LayerBuffers, Rollout, attention_views
+from rlhf import kernels
+from rlhf.fast_policy import Folded, FoldedLayer, LayerBuffers, Rollout
+from rlhf.kernels import Array
 
 
 def logit_gradient(rollout: Rollout, advantage: torch.Tensor) -> torch.Tensor:
@@ -43,7 +45,6 @@ class Backward:
         self._rollout, self._n_prompt_columns = rollout, config.prompt_len * rollout.n_prompts
         n_entries = config.prompt_len * rollout.first_id + config.resp_len * len(rollout.logp[0])
         self._dx, self._dread = (torch.empty(config.d_model, n_columns) for _ in range(2))
-        self._product = torch.empty(config.d_model, max(n_columns, n_entries))
         self._dtable_x, self._dtable = (
             torch.empty(config.d_model, n_entries),
             torch.empty(3 * config.d_model, n_entries),
@@ -52,9 +53,10 @@ class Backward:
         self._dprompt = torch.empty_like(rollout.layers[0].prompt_qkv)
         self._dcache = torch.empty_like(rollout.layers[0].cache)
         self._dlogits = torch.empty(rollout.logp.shape[1], rollout.final.shape[1])
-        self._mean = torch.full((1, config.d_model), 1 / config.d_model)
-        self._dheads = self._dread.view(config.n_heads, -1, n_columns)
-        self._step_views = self._views_of_steps()
+        self._dx_array, self._dread_array = self._dx.numpy(), self._dread.numpy()
+        P, H, N, B = config.prompt_len, config.n_heads, rollout.n_prompts, rollout.tokens.shape[1]
+        self._dprompt_array = self._dprompt.view(3, H, -1, P, N).numpy()
+        self._dcache_array = self._dcache.view(3, H, -1, P + config.resp_len - 1, B).numpy()
 
     @torch.no_grad()
     def __call__(self, folded: Folded, dlogits: torch.Tensor, *, temperature: float) -> None:
@@ -64,8 +66,8 @@ class Backward:
         torch.sum(dlogits[0].unflatten(1, (-1, N)), 1, out=self._dlogits[:, :N])
         self._dlogits[:, N:].unflatten(1, (-1, dlogits.shape[2])).copy_(dlogits[1:].transpose(0, 1))
         self._dx.zero_()
-        dread = torch.mm(folded.head[:, :-1].t(), self._dlogits, out=self._dread[:, start:])
-        self._add_norm_gradient(self._dx[:, start:], dread, rollout.final[:-1], rollout.final_rstd)
+        torch.mm(folded.head[:, :-1].t(), self._dlogits, out=self._dread[:, start:])
+        self._add_norm_gradient(rollout.final_array, rollout.final_rstd, columns_from=start)
         dhead = _weight_gradient(self._dlogits, rollout.final).div_(temperature)
         self._unfold_reader("ln", "head", dhead, rows=slice(rollout.first_id, None))
         for n in reversed(range(len(folded.layers))):
@@ -86,10 +88,11 @@ class Backward:
         dinner = self._dinner[:, buffers.start :]
         self._unfold_writer(f"{name}.ff.2", _weight_gradient(dx, after.active))
         torch.mm(weights.down[:, :-1].t(), dx, out=dinner)
-        torch.ops.aten.gelu_backward.grad_input(dinner, after.inner, grad_input=dinner)
+        dinner *= after.inner  # holds GELU's derivative
         self._unfold_reader(f"{name}.ln2", f"{name}.ff.0", _weight_gradient(dinner, after.read2))
         torch.mm(weights.up[:, :-1].t(), dinner, out=dread)
-        self._add_norm_gradient(dx, dread, after.norm2, after.rstd2)
+        arrays = buffers.arrays
+        self._add_norm_gradient(arrays.read2, arrays.rstd2, columns_from=buffers.start, norm_from=buffers.start)
         self._unfold_writer(f"{name}.attn.out", _weight_gradient(dx, after.mixed))
         torch.mm(weights.out[:, :-1].t(), dx, out=dread)
         dprompt, drest = self._attention(buffers)
@@ -107,7 +110,7 @@ class Backward:
         if buffers.steps:
             dqkv += _weight_gradient(drest, buffers.rest.read1)
             torch.mm(weights.qkv[:, :-1].t(), drest, out=dread[:, split:])
-        self._add_norm_gradient(self._dx, dread, buffers.read1[:-1], buffers.rstd1)
+        self._add_norm_gradient(buffers.arrays.read1, buffers.arrays.rstd1)
         return dqkv
 
     def _table(self, folded: Folded, dprompt: torch.Tensor, drest: torch.Tensor) -> torch.Tensor:
@@ -115,48 +118,25 @@ class Backward:
         table, entries, split = folded.table, self._rollout.entries, self._n_prompt_columns
         dtable = self._dtable.zero_().index_add_(1, entries[:split], dprompt).index_add_(1, entries[split:], drest)
         dx = self._dtable_x.zero_().index_add_(1, entries, self._dx)
-        self._add_norm_gradient(dx, folded.layers[0].qkv[:, :-1].t() @ dtable, table.read[:-1], table.rstd)
+        dread = folded.layers[0].qkv[:, :-1].t() @ dtable
+        kernels.add_norm_gradient(dx.numpy(), 0, dread.numpy(), table.read.numpy(), 0, table.rstd)
         return _weight_gradient(dtable, table.read)
-
-    def _views_of_steps(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Return for each response position the gradients by its mixture, its query, and the keys and values it saw."""
-        config, B, split = self._rollout.config, self._rollout.tokens.shape[1], self._n_prompt_columns
-        P, steps = config.prompt_len, config.resp_len - 1
-        dcache = self._dcache.view(3, config.n_heads, -1, P + steps, B)
-        dmixed = self._dheads[:, :, None, split:].unflatten(3, (steps, B)).unbind(3)
-        return [(dmixed[t], *attention_views(dcache, P + t)) for t in range(steps)]
 
     def _attention(self, buffers: LayerBuffers) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients by (queries, keys, values) of prompts and of responses, given `_dread` by mixtures."""
-        config, N, B = self._rollout.config, self._rollout.n_prompts, self._rollout.tokens.shape[1]
-        H, P, split = config.n_heads, config.prompt_len, self._n_prompt_columns
-        dcache, dprompt = self._dcache.view(3, H, -1, P + len(buffers.steps), B), self._dprompt.view(3, H, -1, P, N)
-        for t, (dmixed, dquery, dkeys, dvalues) in reversed(list(enumerate(self._step_views))):
-            views = buffers.attend[t]
-            dscores = _score_gradient(views, dmixed)
-            torch.mul(dscores, views.keys, out=views.work)
-            torch.sum(views.work, 2, keepdim=True, out=dquery)
-            if t + 1 == len(buffers.steps):  # the last position sees all keys: its gradient comes first
-                torch.mul(dscores, views.query, out=dkeys)
-                torch.mul(views.probs, dmixed, out=dvalues)
-            else:
-                dkeys.addcmul_(dscores, views.query)
-                dvalues.addcmul_(views.probs, dmixed)
-        views, dmixed = buffers.attend_prompt, self._dheads[:, :, buffers.start : split].unflatten(2, (-1, 1, N))
-        dscores, unread = _score_gradient(views, dmixed), buffers.start // N
-        dprompt[0, :, :, :unread] = 0  # queries of positions that the last layer leaves out
-        factors = (dscores, views.keys, 3), (dscores, views.query, 2), (views.probs, dmixed, 2)
-        gradients = dprompt[0, :, :, unread:], dprompt[1], dprompt[2]
-        for gradient, (left, right, dim) in zip(gradients, factors, strict=True):
-            torch.sum(torch.mul(left, right, out=views.work), dim, out=gradient)
+        arrays, P, B = buffers.arrays, self._rollout.config.prompt_len, self._rollout.tokens.shape[1]
+        dmixed, dprompt, dcache = self._dread_array, self._dprompt_array, self._dcache_array
+        dprompt[0, :, :, : buffers.first_query] = 0  # queries of positions that the last layer leaves out
+        kernels.attend_backward(arrays.prompt_qkv, arrays.prompt_probs, dmixed, dprompt, 0, buffers.first_query, P)
         if buffers.steps:
-            dprompt[1:] += dcache[1:, :, :, :P].unflatten(4, (-1, N)).sum(4)
+            T = P + len(buffers.steps)
+            kernels.attend_backward(arrays.cache, arrays.probs, dmixed, dcache, buffers.base, P, T)
+            kernels.add_members(dcache, dprompt)
         return self._dprompt, self._dcache[:, P * B :]
 
-    def _add_norm_gradient(self, dx: torch.Tensor, dnorm: torch.Tensor, norm: torch.Tensor, rstd: torch.Tensor) -> None:
-        """Add r (dn - n mean(dn n)) to dx, all (K, C). Overwrites dnorm."""
-        product = torch.mul(dnorm, norm, out=self._product[:, : dx.shape[1]])
-        dx.addcmul_(dnorm.addcmul_(norm, torch.mm(self._mean, product), value=-1), rstd)
+    def _add_norm_gradient(self, norm: Array, rstd: Array, *, columns_from: int = 0, norm_from: int = 0) -> None:
+        """Take `_dread` through a normalisation and add it to `_dx`."""
+        kernels.add_norm_gradient(self._dx_array, columns_from, self._dread_array, norm, norm_from, rstd)
 
     def _unfold_reader(self, norm: str, linear: str, folded: torch.Tensor, rows: slice = slice(None)) -> None:
         """Undo `[W g | W b + bias]`: dW = dW' g + db' b', dg = sum(dW' W), db = W' db'. `rows` of W were folded."""
@@ -205,10 +185,3 @@ def _weight_gradient(dy: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
     torch.mm(dy, read[:-1].t(), out=gradient[:, :-1])
     torch.sum(dy, 1, out=gradient[:, -1])
     return gradient
-
-
-def _score_gradient(views: Attend, dmixed: torch.Tensor) -> torch.Tensor:
-    """Return p (dp - sum_s p_s dp_s), shaped like `views.probs`. Overwrites the scores."""
-    torch.mul(views.values, dmixed, out=views.work)
-    weighted = torch.sum(views.work, 1, keepdim=True, out=views.scores).mul_(views.probs)
-    return weighted.addcmul_(views.probs, weighted.sum(-2, keepdim=True), value=-1)

@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from rlhf import kernels
+from rlhf.kernels import Array
 from rlhf.transformer import Block, ModelConfig, Trunk
 
 LN_EPS = 1e-5
@@ -43,10 +45,10 @@ class Table(NamedTuple):
     content tokens.
     """
 
-    x: torch.Tensor  # (K, E): embedded, of mean zero
+    x: Array  # (K, E): embedded, of mean zero
     read: torch.Tensor  # (K + 1, E): normalised, and ones
-    rstd: torch.Tensor  # (1, E)
-    qkv: torch.Tensor  # (3K, E)
+    rstd: Array  # (1, E)
+    qkv: Array  # (3K, E)
 
 
 class Folded(NamedTuple):
@@ -70,9 +72,9 @@ def _table(trunk: Trunk, qkv: torch.Tensor, first_content_id: int) -> Table:
     x = tok.new_empty(len(tok), n_prompt + n_response)
     torch.add(pos[:, :P, None], tok[:, None, :first], out=x[:, :n_prompt].unflatten(1, (P, first)))
     torch.add(pos[:, P:, None], tok[:, None, first:], out=x[:, n_prompt:].unflatten(1, (trunk.config.resp_len, -1)))
-    read, rstd = with_ones(*x.shape), x.new_empty(1, x.shape[1])
-    normalise(mean_row(len(x)), x, read, read[:-1], rstd)
-    return Table(x, read, rstd, qkv @ read)
+    embedded, read, rstd = x.numpy(), with_ones(*x.shape), x.new_empty(1, x.shape[1]).numpy()
+    normalise(embedded, read.numpy(), rstd, 0, x.shape[1])
+    return Table(embedded, read, rstd, (qkv @ read).numpy())
 
 
 def table_starts(config: ModelConfig, n_content: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,41 +111,52 @@ def _writer(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 class Part(NamedTuple):
-    """Hold one layer's values on C columns: views, made once, since slicing costs as much as computing."""
+    """Hold one layer's values on columns start <= c < stop; views made once: slicing costs as much as computing."""
 
+    start: int
+    stop: int
     read1: torch.Tensor  # (K + 1, C): normalised input of attention, and ones
-    norm1: torch.Tensor  # (K, C): the same without the ones
-    rstd1: torch.Tensor  # (1, C)
     qkv: torch.Tensor  # (3K, C)
+    qkv_array: Array  # what `qkv` is a part of
+    qkv_start: int  # its first column there
     mixed: torch.Tensor  # (K + 1, C): attention's mixture of values, and ones
     read2: torch.Tensor  # (K + 1, C): normalised input of the feed-forward, and ones
-    norm2: torch.Tensor
-    rstd2: torch.Tensor
-    inner: torch.Tensor  # (d_ff, C): before GELU
+    inner: torch.Tensor  # (d_ff, C): before GELU; after it, GELU's derivative
     active: torch.Tensor  # (d_ff + 1, C): after GELU, and ones
-    gelu: torch.Tensor  # (d_ff, C): the same without the ones
 
 
-class Attend(NamedTuple):
-    """Hold what queries attend with; Q queries, S keys, columns last. For one response position Q is left out."""
+class Arrays(NamedTuple):
+    """Hold all of a layer's columns as the kernels take them."""
 
-    query: torch.Tensor  # (H, D, Q, 1, N) or (H, D, 1, B)
-    keys: torch.Tensor  # (H, D, 1, S, N) or (H, D, S, B)
-    values: torch.Tensor  # like keys
-    probs: torch.Tensor  # (H, 1, Q, S, N) or (H, 1, S, B)
-    mixed: torch.Tensor  # (H, D, Q, N) or (H, D, B)
-    scores: torch.Tensor  # like probs: shared scratch
-    work: torch.Tensor  # (H, D, Q, S, N) or (H, D, S, B): shared scratch
+    read1: Array  # as in `Part`, and so on
+    rstd1: Array  # (1, C)
+    mixed: Array
+    read2: Array
+    rstd2: Array  # (1, C)
+    inner: Array
+    active: Array
+    prompt_qkv: Array  # (3, H, D, P, N)
+    prompt_probs: Array  # (P, H, P, N): by query, head and key
+    cache: Array  # (3, H, D, T, B)
+    probs: Array  # (T, H, T, B): of the queries in responses
+
+
+class Stream(NamedTuple):
+    """Hold the residual stream of the columns that run at once."""
+
+    x: torch.Tensor  # (K, C)
+    array: Array  # what x is the last columns of
+    start: int  # x's first column in it
 
 
 class Predict(NamedTuple):
     """Hold the views with which one response position is predicted."""
 
+    start: int  # the first of its columns, and the one behind the last
+    stop: int
     entries: torch.Tensor  # (B,): the token before it, as a column of the table
-    rows: torch.Tensor  # (3K, B): the same, repeated for every row of the projection
+    entries_array: Array  # the same
     read: torch.Tensor  # (K + 1, B): normalised hidden state, and ones
-    norm: torch.Tensor
-    rstd: torch.Tensor
     logits: torch.Tensor  # (V, B): shared scratch
     logp: torch.Tensor  # (V, B)
 
@@ -152,62 +165,38 @@ class LayerBuffers:
     """Keep one layer's activations of a batch: N prompts of P tokens, G responses each, R response tokens.
 
     The last response token is never an input. `cache` holds the responses' queries, keys and values behind the
-    prompt's keys and values, which are written out for each of the group: with whole columns contiguous, one
-    product and one sum over features beat a batched product of (P, D) by (D, G) matrices.
+    prompt's keys and values, which are written out for each of the group: the kernels run over whole columns.
 
     `after` are the columns that run on behind attention; in the last layer that leaves out all but the prompts' last.
     """
 
-    def __init__(self, config: ModelConfig, n_prompts: int, group: int, work: torch.Tensor, *, last: bool) -> None:
+    def __init__(self, config: ModelConfig, n_prompts: int, group: int, *, last: bool) -> None:
         K, H, P, N, B = config.d_model, config.n_heads, config.prompt_len, n_prompts, n_prompts * group
         D, steps = K // H, config.resp_len - 1
-        split, n_columns = P * N, P * N + steps * B
-        Q = 1 if last else P
-        self.start = split - Q * N
+        split, n_columns, T = P * N, P * N + steps * B, P + steps
+        self.first_query = P - 1 if last else 0
+        self.start, self.base = self.first_query * N, split - P * B  # `base`: where response columns would have begun
         self.read1, self.read2, self.mixed = (with_ones(K, n_columns) for _ in range(3))
-        self.rstd1, self.rstd2 = torch.empty(1, n_columns), torch.empty(1, n_columns)
         self.inner, self.active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
-        self.prompt_qkv, self.cache = torch.empty(3 * K, split), torch.empty(3 * K, (P + steps) * B)
-        self.prompt = self._part(0, split, self.prompt_qkv)
-        self.prompt_after = self._part(self.start, split, self.prompt_qkv)
-        self.after = self._part(self.start, n_columns, self.prompt_qkv)
-        self.rest = self._part(split, n_columns, self.cache[:, P * B :])
-        self.steps = [
-            self._part(split + t * B, split + (t + 1) * B, self.cache[:, (P + t) * B : (P + t + 1) * B])
-            for t in range(steps)
-        ]
-        self.cached_prompt = self.cache.view(3 * K, P + steps, group, N)[K:, :P]
+        self.prompt_qkv, self.cache = torch.empty(3 * K, split), torch.empty(3 * K, T * B)
+        self.prompt = self._part(0, split, self.prompt_qkv, 0)
+        self.prompt_after = self._part(self.start, split, self.prompt_qkv, self.start)
+        self.after = self._part(self.start, n_columns, self.prompt_qkv, self.start)
+        self.rest = self._part(split, n_columns, self.cache, P * B)
+        self.steps = [self._part(split + t * B, split + t * B + B, self.cache, (P + t) * B) for t in range(steps)]
+        self.cached_prompt = self.cache.view(3 * K, T, group, N)[K:, :P]
         self.prompt_to_cache = self.prompt_qkv.view(3 * K, P, 1, N)[K:]
-        query, keys, values = attention_views(self.prompt_qkv.view(3, H, D, P, N), None)
-        self.attend_prompt = Attend(
-            query[:, :, P - Q :], keys, values,
-            torch.empty(H, 1, Q, P, N), self.prompt_after.mixed[:-1].view(H, D, Q, N),
-            torch.empty(H, 1, Q, P, N), work[: K * Q * P * N].view(H, D, Q, P, N),
+        self.arrays = Arrays(
+            self.read1.numpy(), torch.empty(1, n_columns).numpy(), self.mixed.numpy(),
+            self.read2.numpy(), torch.empty(1, n_columns).numpy(), self.inner.numpy(), self.active.numpy(),
+            self.prompt_qkv.view(3, H, D, P, N).numpy(), torch.empty(P, H, P, N).numpy(),
+            self.cache.view(3, H, D, T, B).numpy(), torch.empty(T, H, T, B).numpy(),
         )  # fmt: skip
-        self.attend = [
-            Attend(
-                *attention_views(self.cache.view(3, H, D, P + steps, B), P + t),
-                torch.empty(H, 1, P + t + 1, B), part.mixed[:-1].view(H, D, B),
-                torch.empty(H, 1, P + t + 1, B), work[: K * (P + t + 1) * B].view(H, D, P + t + 1, B),
-            )
-            for t, part in enumerate(self.steps)
-        ]  # fmt: skip
 
-    def _part(self, start: int, stop: int, qkv: torch.Tensor) -> Part:
-        read1, mixed, read2, active = (
-            full[:, start:stop] for full in (self.read1, self.mixed, self.read2, self.active)
-        )
-        rstd1, rstd2, inner = (full[:, start:stop] for full in (self.rstd1, self.rstd2, self.inner))
-        return Part(read1, read1[:-1], rstd1, qkv, mixed, read2, read2[:-1], rstd2, inner, active, active[:-1])
-
-
-def attention_views(qkv: torch.Tensor, position: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split (3, H, D, T, B) for one query position and the keys up to it, or with None for all by all."""
-    query, keys, values = qkv.unbind(0)
-    if position is None:
-        return query[:, :, :, None], keys[:, :, None], values[:, :, None]
-    seen = position + 1
-    return query[:, :, position:seen], keys[:, :, :seen], values[:, :, :seen]
+    def _part(self, start: int, stop: int, qkv: torch.Tensor, qkv_start: int) -> Part:
+        full, part = (self.mixed, self.read2, self.inner, self.active), qkv[:, qkv_start : qkv_start + stop - start]
+        views = (values[:, start:stop] for values in full)
+        return Part(start, stop, self.read1[:, start:stop], part, qkv.numpy(), qkv_start, *views)
 
 
 def with_ones(rows: int, columns: int) -> torch.Tensor:
@@ -217,18 +206,9 @@ def with_ones(rows: int, columns: int) -> torch.Tensor:
     return full
 
 
-def mean_row(n_features: int) -> torch.Tensor:
-    """Return the row (1, n_features + 1) whose product with squares over ones is their mean, and LayerNorm's eps."""
-    row = torch.full((1, n_features + 1), 1 / n_features)
-    row[0, -1] = LN_EPS
-    return row
-
-
-def normalise(mean: torch.Tensor, x: torch.Tensor, read: torch.Tensor, norm: torch.Tensor, rstd: torch.Tensor) -> None:
-    """Divide columns x (K, C) by their root mean square into `norm`, the upper rows of `read` (K + 1, C)."""
-    torch.mul(x, x, out=norm)
-    torch.mm(mean, read, out=rstd).rsqrt_()
-    torch.mul(x, rstd, out=norm)
+def normalise(x: Array, read: Array, rstd: Array, start: int, stop: int, *, x_start: int = 0) -> None:
+    """Divide columns of x (K, X) by their root mean square into columns of the upper rows of `read` (K + 1, C)."""
+    kernels.normalise(x, x_start, read, rstd, start, stop, LN_EPS)
 
 
 class Rollout:
@@ -243,37 +223,34 @@ class Rollout:
         V, steps = n_content, R - 1
         self.config, self.n_prompts, self.group, self.first_id = config, N, group, config.vocab_size - V
         self._prompt_starts, self._response_starts = table_starts(config, V)
-        self.work = torch.empty(K * max((P + steps) * B, P * P * N))
         self.layers: list[LayerBuffers] = []
         for n in range(config.n_layers):
             last = n + 1 == config.n_layers
             new = keep or last or not n
-            self.layers.append(LayerBuffers(config, N, group, self.work, last=last) if new else self.layers[0])
+            self.layers.append(LayerBuffers(config, N, group, last=last) if new else self.layers[0])
         self.entries = torch.empty(P * N + steps * B, dtype=torch.long)  # each column's column in the table
-        self._entry_rows = self.entries.expand(3 * K, -1)
         self.final = with_ones(K, N + steps * B)  # normalised; a column for each prediction, the first by prompt
-        self.final_rstd = torch.empty(1, N + steps * B)
+        self.final_array, self.final_rstd = self.final.numpy(), torch.empty(1, N + steps * B).numpy()
         self.tokens = torch.empty(R, B, dtype=torch.long)  # content-token indices
         self.logp = torch.empty(R, V, B)
-        # The residual stream of the columns that run at once.
-        self._x_prompt, self._x_step, self._x_rest = (torch.empty(K, n) for n in (P * N, B, steps * B))
-        self._x_last = self._x_prompt[:, -N:]
-        self._prompt_rows = self._entry_rows[:, : P * N]
+        self._x_prompt, self._x_step, self._x_rest = (stream(K, n) for n in (P * N, B, steps * B))
+        self._x_last = Stream(self._x_prompt.x[:, -N:], self._x_prompt.array, P * N - N)
+        self._prompt_entries = self.entries[: P * N].numpy()
         self._first = self._predict_views(0, N, torch.empty(V, N))
         self._rest = self._predict_views(N, N + steps * B, torch.empty(V, steps * B))
         self._steps = [
             self._predict_views(N + start, N + start + B, self.logp[1 + start // B]) for start in range(0, steps * B, B)
         ]
         self._first_logp = self.logp[0].view(V, group, N)
-        self._token_rows, self._cdf = list(self.tokens), torch.empty(V, B)
-        self._cdf_below = self._cdf[:-1]  # a uniform that rounds up to the total still gives the last token
-        self._mean = mean_row(K)
-        self._future = torch.full((P, P), float("-inf")).triu(1)[:, :, None]  # (queries, keys, 1)
+        self._token_rows, self._draws = (
+            list(self.tokens),
+            list(zip(self.logp.numpy(), self.tokens.numpy(), strict=True)),
+        )
 
     def _predict_views(self, start: int, stop: int, logp: torch.Tensor) -> Predict:
         read, shift = self.final[:, start:stop], len(self.entries) - self.final.shape[1]
-        entries, rows = self.entries[shift + start : shift + stop], self._entry_rows[:, shift + start : shift + stop]
-        return Predict(entries, rows, read, read[:-1], self.final_rstd[:, start:stop], torch.empty_like(logp), logp)
+        entries = self.entries[shift + start : shift + stop]
+        return Predict(start, stop, entries, entries.numpy(), read, torch.empty_like(logp), logp)
 
     def sample(self, folded: Folded, prompts: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         """Sample responses (N * G, R) for prompts (N, P) by inverting the cumulative distribution at (N * G, R).
@@ -284,11 +261,10 @@ class Rollout:
         for n in range(len(self.layers)):
             self._prompt_block(folded, n)
         self._predict_first(folded)
-        for t, (logp, u, token) in enumerate(zip(self.logp, self.to_columns(uniforms), self._token_rows, strict=True)):
+        for t, (uniform, (logp, tokens)) in enumerate(zip(self.to_columns(uniforms).numpy(), self._draws, strict=True)):
             if t:
                 self._step(folded, t - 1)
-            total = torch.exp(logp, out=self._cdf).cumsum_(0)[-1]
-            torch.sum(self._cdf_below <= u * total, 0, out=token)
+            kernels.draw(logp, uniform, tokens)
         return self.from_columns(self.tokens)
 
     def score(self, folded: Folded, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -298,10 +274,9 @@ class Rollout:
         for n, buffers in enumerate(self.layers):
             self._prompt_block(folded, n)
             if buffers.steps:
-                self._project(folded, n, buffers.rest, self._x_rest, self._rest.rows)
-                for attend in buffers.attend:
-                    _attend(attend)
-                self._finish(folded.layers[n], buffers.rest, self._x_rest)
+                self._project(folded, n, buffers.rest, self._x_rest, self._rest.entries_array)
+                self._attend(buffers, 0, len(buffers.steps))
+                self._finish(folded.layers[n], buffers, buffers.rest, self._x_rest)
         self._predict_first(folded)
         if self._steps:
             self._predict(folded, self._rest, self._x_rest)
@@ -322,64 +297,66 @@ class Rollout:
     def _embed_prompts(self, folded: Folded, prompts: torch.Tensor) -> None:
         entries = self.entries[: prompts.numel()]
         torch.add(prompts.t(), self._prompt_starts[:, None], out=entries.view(-1, len(prompts)))
-        torch.index_select(folded.table.x, 1, entries, out=self._x_prompt)
+        kernels.look_up(folded.table.x, self._prompt_entries, self._x_prompt.array, 0)
 
     def _embed_rest(self, folded: Folded, tokens: torch.Tensor) -> None:
         entries = self._rest.entries
         torch.add(tokens[:-1], self._response_starts[:-1, None], out=entries.view(len(tokens) - 1, tokens.shape[1]))
-        torch.index_select(folded.table.x, 1, entries, out=self._x_rest)
+        kernels.look_up(folded.table.x, self._rest.entries_array, self._x_rest.array, 0)
 
     def _step(self, folded: Folded, t: int) -> None:
         """Run response token t through all layers and predict the next."""
         x, views = self._x_step, self._steps[t]
         torch.add(self._token_rows[t], self._response_starts[t], out=views.entries)
-        torch.index_select(folded.table.x, 1, views.entries, out=x)
+        kernels.look_up(folded.table.x, views.entries_array, x.array, 0)
         for n, buffers in enumerate(self.layers):
-            self._project(folded, n, buffers.steps[t], x, views.rows)
-            _attend(buffers.attend[t])
-            self._finish(folded.layers[n], buffers.steps[t], x)
+            self._project(folded, n, buffers.steps[t], x, views.entries_array)
+            self._attend(buffers, t, t + 1)
+            self._finish(folded.layers[n], buffers, buffers.steps[t], x)
         self._predict(folded, views, x)
 
     def _prompt_block(self, folded: Folded, n: int) -> None:
         buffers = self.layers[n]
-        self._project(folded, n, buffers.prompt, self._x_prompt, self._prompt_rows)
-        _attend(buffers.attend_prompt, None if buffers.start else self._future)
+        self._project(folded, n, buffers.prompt, self._x_prompt, self._prompt_entries)
+        arrays, P = buffers.arrays, self.config.prompt_len
+        kernels.attend(arrays.prompt_qkv, arrays.prompt_probs, arrays.mixed, 0, buffers.first_query, P)
         buffers.cached_prompt.copy_(buffers.prompt_to_cache)
-        self._finish(folded.layers[n], buffers.prompt_after, self._x_last if buffers.start else self._x_prompt)
+        x = self._x_last if buffers.start else self._x_prompt
+        self._finish(folded.layers[n], buffers, buffers.prompt_after, x)
 
-    def _project(self, folded: Folded, n: int, part: Part, x: torch.Tensor, rows: torch.Tensor) -> None:
-        """Compute block n's queries, keys and values from the residual stream x (K, C), or look up the first's."""
+    def _attend(self, buffers: LayerBuffers, first: int, last: int) -> None:
+        """Let response positions first <= t < last attend to the prompt and to those before them."""
+        arrays, P = buffers.arrays, self.config.prompt_len
+        kernels.attend(arrays.cache, arrays.probs, arrays.mixed, buffers.base, P + first, P + last)
+
+    def _project(self, folded: Folded, n: int, part: Part, stream: Stream, entries: Array) -> None:
+        """Compute block n's queries, keys and values from the residual stream, or look up the first's."""
         if n == 0:
-            torch.gather(folded.table.qkv, 1, rows, out=part.qkv)  # `index_select` is slow into part of a buffer
+            kernels.look_up(folded.table.qkv, entries, part.qkv_array, part.qkv_start)
         else:
-            normalise(self._mean, x, part.read1, part.norm1, part.rstd1)
+            arrays = self.layers[n].arrays
+            normalise(stream.array, arrays.read1, arrays.rstd1, part.start, part.stop, x_start=stream.start)
             torch.mm(folded.layers[n].qkv, part.read1, out=part.qkv)
 
-    def _finish(self, weights: FoldedLayer, part: Part, x: torch.Tensor) -> None:
-        """Add attention's and the feed-forward's output to the residual stream x (K, C)."""
+    def _finish(self, weights: FoldedLayer, buffers: LayerBuffers, part: Part, stream: Stream) -> None:
+        """Add attention's and the feed-forward's output to the residual stream."""
+        arrays, x = buffers.arrays, stream.x
         x.addmm_(weights.out, part.mixed)
-        normalise(self._mean, x, part.read2, part.norm2, part.rstd2)
+        normalise(stream.array, arrays.read2, arrays.rstd2, part.start, part.stop, x_start=stream.start)
         torch.mm(weights.up, part.read2, out=part.inner)
-        torch.ops.aten.gelu.out(part.inner, out=part.gelu)
+        kernels.gelu(arrays.inner, arrays.active, part.start, part.stop)
         x.addmm_(weights.down, part.active)
 
     def _predict_first(self, folded: Folded) -> None:
         self._predict(folded, self._first, self._x_last)
         self._first_logp.copy_(self._first.logp[:, None])
 
-    def _predict(self, folded: Folded, views: Predict, x: torch.Tensor) -> None:
-        normalise(self._mean, x, views.read, views.norm, views.rstd)
+    def _predict(self, folded: Folded, views: Predict, stream: Stream) -> None:
+        normalise(stream.array, self.final_array, self.final_rstd, views.start, views.stop, x_start=stream.start)
         torch.mm(folded.head, views.read, out=views.logits)
         torch.log_softmax(views.logits, 0, out=views.logp)
 
 
-def _attend(views: Attend, mask: torch.Tensor | None = None) -> None:
-    """Mix values by softmax over keys of query . key. Products with few rows: written out, then summed."""
-    query, keys, values, probs, mixed, scores, work = views
-    torch.mul(query, keys, out=work)
-    torch.sum(work, 1, keepdim=True, out=scores)
-    if mask is not None:
-        scores += mask
-    torch.softmax(scores, -2, out=probs)
-    torch.mul(values, probs, out=work)
-    torch.sum(work, -2, out=mixed)
+def stream(n_features: int, n_columns: int) -> Stream:
+    x = torch.empty(n_features, n_columns)
+    return Stream(x, x.numpy(), 0)

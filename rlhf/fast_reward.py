@@ -8,7 +8,8 @@ Layout and folding are those of `rlhf.fast_policy`; a column is (sequence, posit
 import torch
 from torch import nn
 
-from rlhf.fast_policy import fold, mean_row, normalise, table_starts, with_ones
+from rlhf import kernels
+from rlhf.fast_policy import fold, normalise, table_starts, with_ones
 from rlhf.transformer import Trunk
 
 
@@ -25,11 +26,13 @@ class FastReward:
         K, H, T, n_columns = config.d_model, config.n_heads, config.seq_len, batch * config.seq_len
         D, padded = K // H, -(-T // 16) * 16
         self._folded = fold(trunk, first.weight, first.bias, first_content_id=first_content_id)  # type: ignore[arg-type]
-        self._last, self._batch, self._shape, self._mean = last, batch, (H, D, T), mean_row(K)
+        self._last, self._batch, self._shape = last, batch, (H, D, T)
         self._starts = table_starts(config, config.vocab_size - first_content_id)
         self._x, self._rstd = torch.empty(K, n_columns), torch.empty(1, n_columns)
         self._read, self._qkv = with_ones(K, n_columns), torch.empty(3 * K, n_columns)
         self._inner, self._active = torch.empty(config.d_ff, n_columns), with_ones(config.d_ff, n_columns)
+        arrays = self._x, self._read, self._rstd, self._qkv, self._inner, self._active
+        self._arrays = tuple(buffer.numpy() for buffer in arrays)
         self._query, self._keys_values = torch.zeros(batch, H, D, padded), torch.empty(2, batch, H, D, T)
         self._scores, self._probs = (torch.empty(batch * H, T, padded) for _ in range(2))
         self._mixed = torch.empty(batch * H, D, padded)
@@ -44,22 +47,24 @@ class FastReward:
 
     def _score(self, entries: torch.Tensor) -> torch.Tensor:
         """Score B sequences given as entries (B * T,) of the table of embedded tokens."""
-        buffers = self._x, self._rstd, self._read, self._qkv, self._inner, self._active
-        x, rstd, read, qkv, inner, active = (buffer[:, : len(entries)] for buffer in buffers)
-        torch.index_select(self._folded.table.x, 1, entries, out=x)
+        C, columns, table = len(entries), entries.numpy(), self._folded.table
+        buffers = self._x, self._read, self._qkv, self._inner, self._active
+        x, read, qkv, inner, active = (buffer[:, :C] for buffer in buffers)
+        x_array, read_array, rstd, qkv_array, inner_array, active_array = self._arrays
+        kernels.look_up(table.x, columns, x_array, 0)
         for n, weights in enumerate(self._folded.layers):
             if n == 0:
-                torch.index_select(self._folded.table.qkv, 1, entries, out=qkv)
+                kernels.look_up(table.qkv, columns, qkv_array, 0)
             else:
-                normalise(self._mean, x, read, read[:-1], rstd)
+                normalise(x_array, read_array, rstd, 0, C)
                 torch.mm(weights.qkv, read, out=qkv)
             self._attend(qkv, read[:-1])
             x.addmm_(weights.out, read)
-            normalise(self._mean, x, read, read[:-1], rstd)
+            normalise(x_array, read_array, rstd, 0, C)
             torch.mm(weights.up, read, out=inner)
-            torch.ops.aten.gelu.out(inner, out=active[:-1])
+            kernels.gelu(inner_array, active_array, 0, C)
             x.addmm_(weights.down, active)
-        normalise(self._mean, x, read, read[:-1], rstd)
+        normalise(x_array, read_array, rstd, 0, C)
         pooled = read.unflatten(1, (-1, self._shape[2])).mean(2)  # (K + 1, B): the mean of ones is one
         scores: torch.Tensor = self._last(nn.functional.gelu(self._folded.head @ pooled).t())
         return scores.squeeze(1)
