@@ -34,7 +34,7 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
 _f = np.float32
 _ZERO, _HALF, _ONE = _f(0), _f(0.5), _f(1)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = _f(1.44269504), _f(0.693359375), _f(-2.12194440e-4)
-_LOWEST = _f(-75)  # below, exp is zero: products slow down a hundredfold over denormal numbers
+_LOWEST = _f(-75)  # below, exp is zero, so that no denormal numbers come out
 # exp(r) on |r| <= ln(2) / 2 and erfc: Cephes `expf`; Abramowitz and Stegun 7.1.26.
 _E0, _E1, _E2 = _f(1.9875691500e-4), _f(1.3981999507e-3), _f(8.3334519073e-3)
 _E3, _E4, _E5 = _f(4.1665795894e-2), _f(1.6666665459e-1), _f(5.0000001201e-1)
