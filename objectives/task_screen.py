@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from objectives.screen import screen
-from objectives.screen_report import details_json
 from objectives.task_cache import Arrays, cached_arrays
 from rlhf.taskdir import Task
 
@@ -39,7 +37,9 @@ def screen_task(task: Task) -> TaskScreen:
 
 
 def _screen(task: Task) -> Arrays:
-    from objectives.screen_plot import plot_screen  # importing it takes a second, once a task
+    from objectives.screen import screen  # importing all three takes seconds, once a task
+    from objectives.screen_plot import plot_screen
+    from objectives.screen_report import details_json
 
     result = screen(task.reward_model, task.crowd, task.reference, task.dev_prompts, task.vocab)
     with tempfile.TemporaryDirectory() as folder:

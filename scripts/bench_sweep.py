@@ -119,6 +119,7 @@ class TimedRun:
     """Pass everything on to a real trial, and report what its training and judging took."""
 
     run: Any
+    started_at: float
     busy_s: float = 0.0
 
     @property
@@ -130,7 +131,7 @@ class TimedRun:
 
     def judge(self) -> dict[str, float]:
         scores = self._timed(self.run.judge)
-        return {**scores, "busy_s": self.busy_s, "judged_at": time.time()}
+        return {**scores, "busy_s": self.busy_s, "started_at": self.started_at, "judged_at": time.time()}
 
     def save(self, folder: Path) -> None:
         self.run.save(folder)
@@ -167,7 +168,7 @@ class TimedWorkload:
         return self.workload.config(params, seed=seed)  # type: ignore[no-any-return]
 
     def start(self, config: Mapping[str, Any]) -> TimedRun:
-        return TimedRun(self.workload.start(config))
+        return TimedRun(self.workload.start(config), started_at=time.time())
 
 
 MARKS = Marks()
@@ -188,9 +189,13 @@ def real(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     last = {candidate.trial: candidate.metrics for candidate in candidates}  # in the order of steps
     busy_s = sum(metrics["busy_s"] for metrics in last.values())
     core_s = CPUS * (max(metrics["judged_at"] for metrics in last.values()) - MARKS.times[0])
+    ends = [sorted(metrics[name] for metrics in last.values()) for name in ("started_at", "judged_at")]
+    start_s = sum(ends[0][:CPUS]) - CPUS * MARKS.times[0]
+    idle_s = CPUS * ends[1][-1] - sum(ends[1][-CPUS:])
     return {
         "trials": args.trials, "checkpoints": len(candidates), "total_s": total_s, "search_s": core_s / CPUS,
-        "busy_share": busy_s / core_s, "overhead_core_s_a_trial": (core_s - busy_s) / args.trials,
+        "busy_share": busy_s / core_s, "worker_start_core_s": start_s, "last_trials_idle_core_s": idle_s,
+        "overhead_core_s_a_trial": (core_s - start_s - idle_s - busy_s) / args.trials,
     }  # fmt: skip
 
 

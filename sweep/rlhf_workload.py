@@ -14,11 +14,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from objectives.certify import Certificate, certify
 from objectives.prompt_mix import prompt_mixes
 from objectives.quality_cache import load_quality, remember_quality
 from objectives.quality_model import QualityModel
@@ -35,6 +34,9 @@ from rlhf.taskdir import Task, load_task, resolve_path, task_files
 from rlhf.wrappers import RewardWrapper, load_wrapper, wrapper_names
 from search_spaces.space import SearchSpace
 from sweep.workload import MODEL_FOLDER, STATE_FOLDER, TrialRun
+
+if TYPE_CHECKING:
+    from objectives.certify import Certificate
 
 PROMPT_MIX = "prompt_mix"
 _WRAPPER = "reward_wrapper"
@@ -158,7 +160,9 @@ class RlhfCertifier:
         task = load_task(task_dir)
         return cls(task, load_quality(task.root))
 
-    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> Certificate:
+    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> "Certificate":
+        from objectives.certify import certify  # a second to import, which workers need not pay
+
         return certify(
             load_policy(files, self.task.vocab), self.task, self.quality,
             selection_gain=selection_gain, n_finalists=n_finalists, max_harm=min(max_harm, MAX_WORST_FAMILY_HARM),

@@ -6,11 +6,13 @@ needs: nothing may rely on the driver's disk), and starts trials there. Nothing 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from objectives.certify import Certificate
 from rlhf.errors import InputError
 from search_spaces.space import SearchSpace
+
+if TYPE_CHECKING:  # it brings statistics packages along, a second to import that every worker would pay
+    from objectives.certify import Certificate
 
 DEFAULT_WORKLOAD = "rlhf"
 MODEL_FOLDER = "model"  # inside a trial checkpoint: the files a user would ship
@@ -74,7 +76,7 @@ class Workload(Protocol):
 class Certifier(Protocol):
     """Certify the files of one frozen checkpoint on data that no search has seen."""
 
-    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> Certificate: ...
+    def __call__(self, files: Path, *, selection_gain: float, n_finalists: int, max_harm: float) -> "Certificate": ...
 
 
 def open_certifier(name: str, task_dir: Path) -> Certifier:

@@ -14,5 +14,5 @@ def test_the_default_tasks_screen_is_kept_with_its_picture(monkeypatch: pytest.M
     assert "`pa`" in dune
     assert "`he`" in ember
     assert found.picture.startswith(b"\x89PNG")
-    monkeypatch.setattr(task_screen, "screen", None)  # a second time nothing is screened
+    monkeypatch.setattr(task_screen, "_screen", None)  # a second time nothing is screened
     assert screen_task(task) == found
