@@ -43,14 +43,6 @@ def test_one_of_many_features_needs_more_than_one_of_few() -> None:
     assert few.log_odds[300] - many.log_odds[300] == pytest.approx(np.log(576 / 24))
 
 
-def test_a_feature_that_rows_hold_is_likelier_than_one_that_none_holds() -> None:
-    model = slopes(500, 0.3, 0.02)
-    held = weigh(slopes(500, 0.2, 0.1), model, KIND, []).log_odds[500]
-    silent = slopes(500, 0.0, 0.05)
-    silent.se[500] = np.inf
-    assert held > weigh(silent, model, KIND, []).log_odds[500]
-
-
 def test_what_was_found_is_left_out() -> None:
     evidence = weigh(slopes(3, 0.4, 0.04), slopes(3, 0.3, 0.03), KIND, [3])
     assert evidence.probability < 0.1
