@@ -19,7 +19,7 @@ from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 
 DEFAULT_KL_COEF = RunConfig().kl_coef
-PROMPTS, PARTICLES = 8, 48
+PROMPTS, PARTICLES = 8, 32
 _ROUNDS = 2
 _DEFENSIVE = 0.1  # share of proposals that only follow the reference
 _SMOOTHING = 2.0  # particles' worth of the last proposal in the next one

@@ -19,7 +19,15 @@ _SHORTCUT_PRIOR = 0.2  # that a family has one
 _QUIRK_PRIOR = 0.4  # that the reward model answers what labels do not pay: it smears one family's shortcut over others
 _UNLEARNT_PRIOR = 0.1  # that labels pay what the reward model does not answer
 _SIZES = np.geomspace(0.06, 3.0, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
-_SHARES = np.array([0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0])  # of what labels pay that the reward model answers
+_SHARES = {  # of what labels pay that the reward model answers, evenly likely: the rarer the feature, the less
+    "token": (0.5, 0.7, 0.85, 1.0),
+    "pair": (0.15, 0.35, 0.6, 1.0),
+    "adjacent": (0.07, 0.13, 0.25, 0.5),
+    "position": (0.2, 0.35, 0.6, 1.0),
+    "repetition": (0.2, 0.35, 0.6, 1.0),
+}
+_KNOWN_SE = 0.1  # of a label slope: one row's worth at the usual noise of crowd labels
+_LEAST_KNOWN = 0.25  # weight of a feature that no row holds: a reward model learns from rows like these
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +42,15 @@ def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> 
     """Compare the four explanations of every feature's two slopes, those already `found` left out."""
     sizes = _signed_sizes()
     label_fit = _log_ratio(labels, sizes)  # (K, S)
-    model_fit = np.stack([_log_ratio(model, share * sizes) for share in _SHARES])  # (shares, K, S)
+    shares = np.array([_SHARES[name] for name in KINDS])[kind]  # (K, shares)
+    model_fit = np.stack([_log_ratio(model, share[:, None] * sizes) for share in shares.T])  # (shares, K, S)
     both = logsumexp(label_fit + model_fit, axis=(0, 2)) - np.log(model_fit.shape[0] * len(sizes))
     label_only = logsumexp(label_fit, axis=1) - np.log(len(sizes))
     model_only = logsumexp(_log_ratio(model, sizes), axis=1) - np.log(len(sizes))
     share = _prior_share(kind)
     share[found] = -np.inf
-    log_odds = np.log(_SHORTCUT_PRIOR) + share + both
+    rows = (_KNOWN_SE / labels.se) ** 2
+    log_odds = np.log(_SHORTCUT_PRIOR) + share + np.log((_LEAST_KNOWN + rows) / (1 + rows)) + both
     one_sided = np.logaddexp(np.log(_UNLEARNT_PRIOR) + label_only, np.log(_QUIRK_PRIOR) + model_only)
     other = np.logaddexp(0.0, logsumexp(share + one_sided))
     weight = logsumexp(log_odds)
@@ -62,6 +72,6 @@ def _prior_share(kind: np.ndarray) -> np.ndarray:
 
 
 def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:
-    """Return log N(slope; size, se) - log N(slope; 0, se): (K, S)."""
+    """Return log N(slope; size, se) - log N(slope; 0, se): (K, S), `sizes` (S,) or (K, S)."""
     precision = 1 / slopes.se[:, None] ** 2
     return precision * (slopes.slope[:, None] * sizes - sizes**2 / 2)

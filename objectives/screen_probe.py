@@ -19,8 +19,9 @@ from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
-PROBES = 2560  # a family
-INSERTED = 256  # responses for each feature that is put in
+SAMPLED = 1280  # reference responses of a family
+INSERTED = 224  # responses for each feature that is put in
+_VERSIONS = 2  # of each response, with places replaced: sampling costs half as much as scoring
 _REPLACED = 0.5
 
 
@@ -28,8 +29,9 @@ _REPLACED = 0.5
 class Probe:
     """Hold what was asked of one family's reward model, and what the reference says about the family.
 
-    attrs (N, n_attrs), responses (N, L), scores (N,): randomised responses. reference_responses (N, L): what they were
-    made from. attribute (L,) decides each position; log_prior (L, n_values, V) is the reference there.
+    attrs (N, n_attrs), responses (N, L), scores (N,): randomised responses. reference_responses (M, L): what they were
+    made from, for the first M of attrs. attribute (L,) decides each position; log_prior (L, n_values, V) is the
+    reference there.
     """
 
     attrs: np.ndarray
@@ -41,7 +43,7 @@ class Probe:
 
 
 def probe_family(
-    reward_model: RewardModel, reference: Policy, family: int, attrs: np.ndarray, *, n_probes: int = PROBES
+    reward_model: RewardModel, reference: Policy, family: int, attrs: np.ndarray, *, n_sampled: int = SAMPLED
 ) -> Probe:
     """Sample, intervene and score. `attrs` (M, n_attrs) are the family's prompts, different and sorted.
 
@@ -49,40 +51,45 @@ def probe_family(
     """
     rng = content_rng(attrs)
     vocab = reference.vocab
-    drawn = attrs[rng.integers(len(attrs), size=n_probes)]
-    prompts = family_prompts(family, drawn, vocab)
-    uniforms = torch.from_numpy(rng.random((n_probes, vocab.resp_len), dtype=np.float32))
-    sampled, logp = reference.sample(prompts, uniforms)
-    replaced = rng.random(sampled.shape) < _REPLACED
-    responses = np.where(replaced, rng.integers(vocab.n_content, size=sampled.shape), sampled.numpy())
-    scores = reward_model.score(prompts, torch.from_numpy(responses)).numpy().astype(np.float64)
+    drawn = attrs[rng.integers(len(attrs), size=n_sampled)]
+    uniforms = torch.from_numpy(rng.random((n_sampled, vocab.resp_len), dtype=np.float32))
+    sampled, logp = reference.sample(family_prompts(family, drawn, vocab), uniforms)
+    replaced = rng.random((_VERSIONS, *sampled.shape)) < _REPLACED
+    responses = np.where(replaced, rng.integers(vocab.n_content, size=replaced.shape), sampled.numpy())
+    responses, asked = np.concatenate(responses), np.tile(drawn, (_VERSIONS, 1))
+    scores = reward_model.score(family_prompts(family, asked, vocab), torch.from_numpy(responses))
     attribute, log_prior = cells_of_family(logp.exp().numpy(), drawn, vocab.n_values)
-    return Probe(drawn, responses, scores, sampled.numpy(), attribute, log_prior)
+    return Probe(asked, responses, scores.numpy().astype(np.float64), sampled.numpy(), attribute, log_prior)
 
 
 def insert_features(probe: Probe, features: list[Feature], *, each: int = INSERTED) -> tuple[np.ndarray, np.ndarray]:
-    """Put features into reference responses, where the reference would most likely have written their tokens.
+    """Put features into reference responses.
 
+    Pairs go into the prompts, and to the places, in which the reference would have written them: there crowd responses
+    held them, and what a reward model learns of a pair stays close to where it saw it.
     Returns attrs (M, n_attrs) and responses (M, L), `each` rows a feature.
     """
     rng = content_rng(probe.attrs[::-1])
-    likely = np.exp(probe.log_prior).mean(1)  # (L, V)
-    rows = rng.integers(len(probe.attrs), size=(len(features), each))
-    responses = probe.reference_responses[rows]
-    for feature, some in zip(features, responses, strict=True):
-        places = _places(feature, likely)
-        weight = np.array(
-            [np.prod([likely[p, t] for p, t in zip(place, feature.tokens, strict=True)]) for place in places]
-        )
-        chosen = rng.choice(len(places), each, p=weight / weight.sum())
-        for column, token in enumerate(feature.tokens):
-            some[np.arange(each), np.array(places)[chosen, column]] = token
-    return probe.attrs[rows].reshape(-1, probe.attrs.shape[1]), responses.reshape(-1, responses.shape[2])
+    attrs = probe.attrs[: len(probe.reference_responses)]
+    positions = np.arange(len(probe.log_prior))
+    likely = np.exp(probe.log_prior)[positions, attrs[:, probe.attribute]]  # (M, L, V)
+    asked = []
+    for feature in features:
+        places = np.array(_places(feature, len(positions)))  # (P, tokens)
+        weight = np.ones((len(attrs), len(places)))
+        if len(places) > 1:
+            weight = likely[:, places, np.array(feature.tokens)].prod(-1)
+        cdf = weight.cumsum()
+        chosen = np.searchsorted(cdf, rng.random(each) * cdf[-1], side="right")
+        rows, place = np.divmod(np.minimum(chosen, weight.size - 1), len(places))
+        responses = probe.reference_responses[rows]
+        np.put_along_axis(responses, places[place], np.array(feature.tokens)[None], 1)
+        asked.append((attrs[rows], responses))
+    return np.concatenate([a for a, _ in asked]), np.concatenate([r for _, r in asked])
 
 
-def _places(feature: Feature, likely: np.ndarray) -> list[tuple[int, ...]]:
+def _places(feature: Feature, length: int) -> list[tuple[int, ...]]:
     """List where a feature's tokens can stand: a position for each."""
-    length = len(likely)
     if feature.kind == "position":
         return [(int(feature.position or 0),)]
     if feature.kind == "adjacent":

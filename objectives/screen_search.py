@@ -19,7 +19,7 @@ from rlhf.features import KINDS
 MAX_FINDINGS = 4
 FOUND = 0.5  # posterior probability from which a feature is named
 _RARE_KINDS = [list(KINDS).index(kind) for kind in ("pair", "adjacent", "position")]
-_ASKED = 4  # features that the reward model is asked about
+_ASKED = 6  # features that the reward model is asked about
 _ASKED_ROUNDS = 2
 _DOUBTFUL = 4  # tokens, and tokens at a position, whose payment is judged with the table of correct tokens free
 

@@ -38,7 +38,10 @@ SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
 MIN_SHARE = {"seen": 0.0, "held-out": 0.01}  # of crowd responses that hold the feature; 0: tokens drawn at random
 CLEAN = {"seen": 1, "held-out": 1}
 ADDED_SIZES = (0.15, 0.3, 0.6)
-ANSWERED = {"token": 0.85, "pair": 0.7, "adjacent": 0.2, "position": 0.6, "repetition": 0.45}  # seen in trained models
+ANSWERED = {  # range of the share that trained models answer
+    "token": (0.7, 0.95), "pair": (0.2, 0.9), "adjacent": (0.05, 0.3), "position": (0.2, 0.85),
+    "repetition": (0.4, 0.6),
+}  # fmt: skip
 WORLD_SEEDS = {"seen": None, "held-out": 101}  # None: the default task's world and reference
 
 
@@ -182,10 +185,11 @@ def row_of(family: FamilyScreen, truth: dict[str, Any] | None, member: str, voca
 
 @dataclass(frozen=True, slots=True)
 class AnsweringModel:
-    """The default task's reward model, which also answers a share of added shortcuts."""
+    """The default task's reward model, which also answers `shares` of added shortcuts."""
 
     model: RewardModel
     shortcuts: tuple[Shortcut, ...]
+    shares: tuple[float, ...]
 
     def scorer(self) -> "AnsweringModel":
         return self
@@ -193,10 +197,8 @@ class AnsweringModel:
     def score(self, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         scores = self.model.score(prompts, responses)
         family = prompts[:, 0].repeat_interleave(len(responses) // len(prompts)).numpy() - self.model.vocab.family_id(0)
-        for shortcut in self.shortcuts:
-            answer = (
-                shortcut.size * ANSWERED[shortcut.feature.kind] * feature_values(shortcut.feature, responses.numpy())
-            )
+        for shortcut, share in zip(self.shortcuts, self.shares, strict=True):
+            answer = shortcut.size * share * feature_values(shortcut.feature, responses.numpy())
             scores += torch.from_numpy(answer * (family == shortcut.family)).float()
         return scores
 
@@ -207,16 +209,18 @@ def measure_added(number: int) -> tuple[list[Row], list[float]]:
     vocab, rng = task.vocab, np.random.default_rng(0)
     paid = {entry["family"] for entry in json.loads(DEFAULT_TRUTH.read_text())["shortcuts"]}
     clean = [family for family, name in enumerate(vocab.families) if name not in paid]
+    kinds = list(KINDS)  # kinds in turn, and sizes: each as often as any other
     rows, seconds = [], []
     for repeat in range(number + 1):
         shortcuts = tuple(
-            Shortcut(family, draw_feature(str(rng.choice(list(KINDS))), family, task.reference, 0.01, rng),
-                     float(rng.choice(ADDED_SIZES) * rng.choice([-1, 1])))
-            for family in clean
+            Shortcut(family, draw_feature(kinds[n % len(kinds)], family, task.reference, 0.01, rng),
+                     ADDED_SIZES[n // len(kinds) % len(ADDED_SIZES)] * float(rng.choice([-1, 1])))
+            for n, family in enumerate(clean, (repeat - 1) * len(clean))
         ) if repeat else ()  # fmt: skip
         world = replace(load_world(json.loads(DEFAULT_TRUTH.read_text())), shortcuts=shortcuts)
         labels = task.crowd.labels + world.bonus(task.crowd.prompts, task.crowd.responses)
-        model: Any = AnsweringModel(task.reward_model, shortcuts)
+        shares = tuple(rng.uniform(*ANSWERED[shortcut.feature.kind]) for shortcut in shortcuts)
+        model: Any = AnsweringModel(task.reward_model, shortcuts, shares)
         started = time.monotonic()
         result = screen(model, replace(task.crowd, labels=labels), task.reference, task.dev_prompts, vocab)
         seconds.append(time.monotonic() - started)

@@ -36,9 +36,11 @@ def test_labels_that_never_held_the_feature_do_not_convict() -> None:
 
 
 def test_one_of_many_features_needs_more_than_one_of_few() -> None:
-    few = weigh(slopes(3, 0.2, 0.05), slopes(3, 0.15, 0.05), KIND, [])
-    many = weigh(slopes(500, 0.2, 0.05), slopes(500, 0.15, 0.05), KIND, [])
-    assert few.log_odds[3] - many.log_odds[500] == pytest.approx(np.log(576 / 24))
+    fewer = np.repeat(np.arange(len(KINDS)), [24, 276, 24, 192, 1])
+    signals = [slopes(300, 0.2, 0.05), slopes(300, 0.15, 0.05)]  # of an adjacent pair
+    few = weigh(*(Slopes(s.slope[: len(fewer)], s.se[: len(fewer)]) for s in signals), fewer, [])
+    many = weigh(*signals, KIND, [])
+    assert few.log_odds[300] - many.log_odds[300] == pytest.approx(np.log(576 / 24))
 
 
 def test_what_was_found_is_left_out() -> None:
