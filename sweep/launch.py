@@ -38,7 +38,7 @@ def main() -> int:
         storage_path=args.storage_path,
         command=shlex.join(["python", "-m", "sweep.launch", *sys.argv[1:]]),
     )
-    say(f"sweep {options.name}: reading {options.task_dir}, fitting its label quality model")
+    say(f"sweep {options.name}: reading {options.task_dir}, fitting its labels, screening its reward model")
     from sweep.candidate import ranked
     from sweep.run import plan_sweep, run_sweep  # ray, mlflow and torch take seconds to import
     from sweep.summary import print_front, wide_console
@@ -47,7 +47,7 @@ def main() -> int:
     plan = plan_sweep(options)
     for warning in plan.workload.warnings():
         say(f"warning: {warning}")
-    say(f"{plan.n_trials} trials of up to {plan.space.max_steps} steps; record: {options.tracking_uri}")
+    say(f"{plan.n_trials} trials of up to {plan.space.max_steps} steps; record: {options.tracking_uri}; starting Ray")
     sweep = run_sweep(options, plan)
     ledger = Ledger(options.tracking_uri)
     candidates = ledger.candidates(sweep)
