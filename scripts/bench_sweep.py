@@ -175,9 +175,37 @@ MARKS = Marks()
 
 
 def idle(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+    from sweep.recording import Recording
+    from sweep.search import ConstrainedSearch
+
+    recording = time_spent(Recording, "start_trial", "add_candidate", "finish_trial")
+    searching = time_spent(ConstrainedSearch, "suggest", "on_trial_result", "on_trial_complete")
     space = SearchSpace(name="idle", distributions=SPACE.distributions, max_steps=args.max_steps, rungs=_RUNGS)
     candidates, total_s = sweep(space, IdleWorkload(), args.idle_trials, args, folder)
-    return {**MARKS.figures(), "trials": args.idle_trials, "checkpoints": len(candidates), "total_s": total_s}
+    return {
+        **MARKS.figures(), "recording_s_a_trial": sum(recording) / args.idle_trials,
+        "searching_s_a_trial": sum(searching) / args.idle_trials, "trials": args.idle_trials,
+        "checkpoints": len(candidates), "total_s": total_s,
+    }  # fmt: skip
+
+
+def time_spent(owner: type, *methods: str) -> list[float]:
+    """Make a class note what every call of these methods takes, in seconds, in the list returned."""
+    spent: list[float] = []
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                spent.append(time.perf_counter() - started)
+
+        return call
+
+    for name in methods:
+        setattr(owner, name, noting(getattr(owner, name)))
+    return spent
 
 
 def real(args: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -277,9 +305,25 @@ def main() -> None:
             print(json.dumps({"stock": stock, "idle": idle, "real": real}[args.inside](args, Path(folder))))
         return
     results = {part: _run_apart(part) for part in _PARTS if part in args.parts}
-    for part, figures in results.items():
-        print(f"{part}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
-    print(json.dumps({"cpus": CPUS, "threads_a_trial": 1, "machine": platform.machine(), **results}))
+    print(f"{CPUS} CPUs, 1 thread a trial, {platform.machine()}")
+    print(table(results))
+    document: dict[str, Any] = {"cpus": CPUS, "threads_a_trial": 1, "machine": platform.machine(), **results}
+    if {"stock", "idle"} <= results.keys():
+        document["stock_over_idle"] = results["stock"]["s_a_trial"] / results["idle"]["s_a_trial"]
+        print(
+            f"a trial that does nothing takes {document['stock_over_idle']:.2f} times as long with Ray Tune's own parts"
+        )
+    print(json.dumps(document))
+
+
+def table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """Lay figures out as rows, parts as columns."""
+    names = dict.fromkeys(name for figures in results.values() for name in figures)
+    lines = [f"{'':<26}" + "".join(f"{part:>10}" for part in results)]
+    for name in names:
+        cells = [f"{figures[name]:.4g}" if name in figures else "-" for figures in results.values()]
+        lines.append(f"{name:<26}" + "".join(f"{cell:>10}" for cell in cells))
+    return "\n".join(lines)
 
 
 def _run_apart(part: str) -> dict[str, float]:
