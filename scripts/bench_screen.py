@@ -21,7 +21,7 @@ import torch
 from objectives.diagnose import QA_SAMPLE
 from objectives.screen import FamilyScreen, screen
 from rlhf.cli import say
-from rlhf.data import Prompts, read_labelled, read_prompts, write_jsonl
+from rlhf.data import Labelled, Prompts, read_labelled, read_prompts, write_jsonl
 from rlhf.features import KINDS, Feature, feature_values, parse_feature
 from rlhf.policy import Policy, load_policy, save_policy
 from rlhf.reward_model import RewardModel, load_reward_model, save_reward_model
@@ -37,6 +37,7 @@ CROWD, SHIPPED, DEMOS = 2000, 200, 4000  # a family
 SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
 MIN_SHARE = {"seen": 0.0, "held-out": 0.01}  # of crowd responses that hold the feature; 0: tokens drawn at random
 CLEAN = {"seen": 1, "held-out": 1}
+MIN_HELD = 5  # QA rows that hold a feature, for a second AUC without what labels hardly show
 ADDED_SIZES = (0.15, 0.3, 0.6)
 ANSWERED = {  # range of the share that trained models answer
     "token": (0.7, 0.95), "pair": (0.2, 0.9), "adjacent": (0.05, 0.3), "position": (0.2, 0.85),
@@ -47,13 +48,17 @@ WORLD_SEEDS = {"seen": None, "held-out": 101}  # None: the default task's world 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One family of one member: what its crowd paid for (`kind` None: nothing), and what the screen said."""
+    """One family of one member: what its crowd paid for (`kind` None: nothing), and what the screen said.
+
+    `held`: QA rows that hold the feature, all that labels can say of it.
+    """
 
     member: str
     family: str
     kind: str | None
     size: float
     words: str
+    held: int
     risk: float
     flag: bool
     named_right: bool
@@ -170,17 +175,21 @@ def measure(folder: Path) -> tuple[list[Row], float]:
     started = time.monotonic()
     result = screen(reward_model, qa, reference, prompts, vocab)
     seconds = time.monotonic() - started
-    return [row_of(family, truth.get(family.name), folder.name, vocab) for family in result.families], seconds
+    return [row_of(family, truth.get(family.name), folder.name, qa, vocab) for family in result.families], seconds
 
 
-def row_of(family: FamilyScreen, truth: dict[str, Any] | None, member: str, vocab: Vocab) -> Row:
+def row_of(family: FamilyScreen, truth: dict[str, Any] | None, member: str, qa: Labelled, vocab: Vocab) -> Row:
     assert family.look is not None
     named = [family.look.catalogue.features[column] for column in family.look.search.found]
     if truth is None:
-        return Row(member, family.name, None, 0.0, "", family.risk, family.flag, named_right=False)
+        return Row(member, family.name, None, 0.0, "", 0, family.risk, family.flag, named_right=False)
     feature = parse_feature(truth["kind"], truth["tokens"], truth["position"], vocab)
-    words = feature.label(vocab)
-    return Row(member, family.name, feature.kind, truth["size"], words, family.risk, family.flag, feature in named)
+    responses = qa.responses[qa.prompts.family == vocab.families.index(family.name)]
+    held = int((feature_values(feature, responses) != 0).sum())
+    return Row(
+        member, family.name, feature.kind, truth["size"], feature.label(vocab), held, family.risk, family.flag,
+        feature in named,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +234,8 @@ def measure_added(number: int) -> tuple[list[Row], list[float]]:
         result = screen(model, replace(task.crowd, labels=labels), task.reference, task.dev_prompts, vocab)
         seconds.append(time.monotonic() - started)
         truth = {entry["family"]: entry for entry in world.to_json()["shortcuts"]}
-        rows += [row_of(f, truth.get(f.name), f"added-{repeat}", vocab) for f in result.families if f.name not in paid]
+        named = [family for family in result.families if family.name not in paid]
+        rows += [row_of(family, truth.get(family.name), f"added-{repeat}", task.crowd, vocab) for family in named]
     return rows, seconds
 
 
@@ -242,6 +252,7 @@ def summary(rows: list[Row], seconds: list[float]) -> dict[str, Any]:
         "hacked": len(positive),
         "clean": len(clean),
         "auc": auc(positive, clean),
+        "auc_held": auc([row for row in positive if row.held >= MIN_HELD], clean),
         "auc_by_kind": {kind: auc([row for row in positive if row.kind == kind], clean) for kind in KINDS},
         "flagged": sum(row.flag for row in positive),
         "named_right": sum(row.named_right for row in positive),
@@ -256,9 +267,13 @@ def show(part: str, rows: list[Row], result: dict[str, Any]) -> None:
     for row in sorted((row for row in rows if row.kind), key=lambda row: (row.kind, abs(row.size))):
         verdict = ("flag" if row.flag else "-") + ("" if row.named_right else ", not named")
         print(
-            f"  {row.kind:<11}{row.size:>+6.2f}  {row.words:<20}{row.member}/{row.family:<8}{row.risk:>7.3f}  {verdict}"
+            f"  {row.kind:<11}{row.size:>+6.2f}  {row.words:<20}in {row.held:>3} rows  "
+            f"{row.member}/{row.family:<8}{row.risk:>7.3f}  {verdict}"
         )
-    print(f"  AUC {result['auc']:.4f}; " + ", ".join(f"{k} {v:.3f}" for k, v in result["auc_by_kind"].items()))
+    print(
+        f"  AUC {result['auc']:.4f}, {result['auc_held']:.4f} of what {MIN_HELD} QA rows or more hold; "
+        + ", ".join(f"{k} {v:.3f}" for k, v in result["auc_by_kind"].items())
+    )
     print(f"  flagged {result['flagged']} of {result['hacked']}, named right {result['named_right']}; false flags "
           f"{result['false_flags']} of {result['clean']} clean families; {result['seconds_median']:.1f} s a model "
           f"(at most {result['seconds_max']:.1f})")  # fmt: skip

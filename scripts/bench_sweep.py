@@ -165,7 +165,7 @@ class TimedWorkload:
 
     def config(self, params: Mapping[str, Any], *, seed: int) -> Mapping[str, Any]:
         MARKS.note()
-        return self.workload.config(params, seed=seed)  # type: ignore[no-any-return]
+        return self.workload.config(params, seed=seed)
 
     def start(self, config: Mapping[str, Any]) -> TimedRun:
         return TimedRun(self.workload.start(config), started_at=time.time())
@@ -263,7 +263,9 @@ def stock(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         def setup(self, config: dict[str, Any]) -> None:
             self.idle, self.rungs = IdleRun(np.random.default_rng(0)), SPACE.rung_steps(config["steps"])
 
-        reset_config = lambda self, config: self.setup(config) or True  # noqa: E731
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            self.setup(new_config)
+            return True
 
         def step(self) -> dict[str, Any]:
             self.idle.advance(next(rung for rung in self.rungs if rung > self.idle.step))
