@@ -2,10 +2,9 @@
 
     python scripts/bench_sweep.py [--idle-trials 200] [--trials 24] [--max-steps 800] [--task DIR]
 
-Three processes, one after the other, on two CPUs with one torch thread a trial:
+Two processes, one after the other, on two CPUs with one torch thread a trial:
 
-`stock` runs trials that do nothing with Ray Tune's own parts: OptunaSearch and MLflowLoggerCallback, actors reused.
-`idle`  runs the same trials as a sweep: constrained search, every checkpoint judged, saved and recorded with its files.
+`idle`  runs trials that do nothing: search, judging, saving and recording with files are all that they take.
 `real`  runs the default space. What its cores did not spend on training or judging is overhead.
 
 A trial that does nothing is judged and saved at the rungs of a real one, with as many figures. Memory is the driver's
@@ -33,7 +32,7 @@ from search_spaces.space import SearchSpace
 CPUS = 2
 _RUNGS = 4
 _OTHER_FIGURES = 43  # by family, and standard errors: six families have 48 figures in all
-_PARTS = ("stock", "idle", "real")
+_PARTS = ("idle", "real")
 _FIGURES = ("balanced_quality", "balanced_gain", "worst_family_gain", "worst_family_harm", "kl")
 
 
@@ -245,54 +244,6 @@ def sweep(
     return Ledger(uri).candidates(record), time.monotonic() - started
 
 
-def stock(args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Run the trials that do nothing with the parts that Ray Tune has for it."""
-    import ray
-    from ray import tune
-    from ray.air.integrations.mlflow import MLflowLoggerCallback
-    from ray.tune.search.optuna import OptunaSearch
-
-    import sweep.schedule  # noqa: F401  (the same settings of Ray)
-
-    class Marked(OptunaSearch):
-        def suggest(self, trial_id: str) -> Any:
-            MARKS.note()
-            return super().suggest(trial_id)
-
-    class Idle(tune.Trainable):
-        def setup(self, config: dict[str, Any]) -> None:
-            self.idle, self.rungs = IdleRun(np.random.default_rng(0)), SPACE.rung_steps(config["steps"])
-
-        def reset_config(self, new_config: dict[str, Any]) -> bool:
-            self.setup(new_config)
-            return True
-
-        def step(self) -> dict[str, Any]:
-            self.idle.advance(next(rung for rung in self.rungs if rung > self.idle.step))
-            return {**self.idle.judge(), "done": self.idle.step >= self.rungs[-1]}
-
-        def save_checkpoint(self, checkpoint_dir: str) -> None:
-            self.idle.save(Path(checkpoint_dir))
-
-    ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
-    names = {"balanced_quality": "max", "worst_family_gain": "max", "kl": "min"}
-    space = dict(SPACE.capped(args.max_steps).distributions)
-    search = Marked(space=space, metric=list(names), mode=list(names.values()))
-    started = time.monotonic()
-    tune.Tuner(
-        Idle,
-        tune_config=tune.TuneConfig(
-            search_alg=search, num_samples=args.idle_trials, max_concurrent_trials=CPUS, reuse_actors=True
-        ),
-        run_config=tune.RunConfig(
-            storage_path=str(folder / "ray"), verbose=0,
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
-            callbacks=[MLflowLoggerCallback(f"sqlite:///{folder}/mlflow.db", experiment_name="stock")],
-        ),
-    ).fit()  # fmt: skip
-    return {**MARKS.figures(), "trials": args.idle_trials, "total_s": time.monotonic() - started}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what a sweep costs beyond training and judging.")
     parser.add_argument("--idle-trials", type=int, default=200, help="trials that do nothing (default: %(default)s)")
@@ -304,7 +255,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.inside:
         with tempfile.TemporaryDirectory(prefix="bench-sweep-") as folder:
-            print(json.dumps({"stock": stock, "idle": idle, "real": real}[args.inside](args, Path(folder))))
+            print(json.dumps({"idle": idle, "real": real}[args.inside](args, Path(folder))))
         return
     results = {part: _run_apart(part) for part in _PARTS if part in args.parts}
     print(f"{CPUS} CPUs, 1 thread a trial, {platform.machine()}")
