@@ -20,9 +20,9 @@ from rlhf.data import Labelled, Prompts, read_labelled, read_prompts
 from rlhf.errors import InputError, raise_if_any, run_command
 from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import RewardModel, load_reward_model
+from rlhf.taskdir import QA_SAMPLE
 from rlhf.vocab import DEFAULT_VOCAB, VOCAB_FILE, Vocab, read_vocab
 
-QA_SAMPLE = "train.jsonl"
 PICTURE_ENDINGS = (".png", ".svg", ".pdf")
 
 

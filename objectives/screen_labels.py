@@ -68,7 +68,7 @@ def fit_labels(labels: Scored, log_correct: np.ndarray, catalogue: Catalogue, fo
     table = np.exp(log_prior)
     matches = table.ravel()[slots]
     noise = float(labels.scores.std()) + _MIN_NOISE
-    solve = ridge = None
+    solve = None
     for round_ in range(_ROUNDS):
         if round_ in _SOLVED_ROUNDS:
             solve = np.linalg.inv(design.T @ design + np.diag(noise**2 / sd**2)) @ design.T

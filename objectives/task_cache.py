@@ -45,9 +45,13 @@ def keep_arrays(name: str, digest: str, arrays: Arrays) -> None:
         warnings.warn(f"{path}: cannot be kept ({error}); it will be worked out again next time", stacklevel=3)
 
 
+def cache_folder() -> Path:
+    """Return this machine's folder for what can be worked out again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-sweep"
+
+
 def cache_path(name: str, digest: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf-sweep"
-    return folder / f"{name}-{_source_digest(_SOURCES)[:16]}-{digest}.npz"
+    return cache_folder() / f"{name}-{_source_digest(_SOURCES)[:16]}-{digest}.npz"
 
 
 @functools.cache

@@ -19,7 +19,7 @@ KINDS = {
     "position": "1 if the token stands at the position, else 0",
     "repetition": "how many positions repeat an earlier token",
 }
-_N_TOKENS = {"token": 1, "pair": 2, "adjacent": 2, "position": 1, "repetition": 0}
+N_TOKENS = {"token": 1, "pair": 2, "adjacent": 2, "position": 1, "repetition": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def parse_feature(kind: str, tokens: list[str], position: int | None, vocab: Voc
     problems = []
     if kind not in KINDS:
         problems.append(f"shortcut kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    elif len(tokens) != _N_TOKENS[kind]:
-        problems.append(f"a {kind} shortcut names {_N_TOKENS[kind]} tokens, got {tokens!r}")
+    elif len(tokens) != N_TOKENS[kind]:
+        problems.append(f"a {kind} shortcut names {N_TOKENS[kind]} tokens, got {tokens!r}")
     problems += [
         f"unknown token {token!r}; known: {' '.join(vocab.content_tokens)}"
         for token in tokens

@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from objectives.diagnose import QA_SAMPLE
 from objectives.screen import FamilyScreen, screen
+from objectives.task_cache import cache_folder
 from rlhf.cli import say
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts, write_jsonl
-from rlhf.features import KINDS, Feature, feature_values, parse_feature
+from rlhf.features import KINDS, N_TOKENS, Feature, feature_values, parse_feature
 from rlhf.policy import Policy, load_policy, save_policy
 from rlhf.reward_model import RewardModel, load_reward_model, save_reward_model
-from rlhf.taskdir import DEFAULT_TASK, REFERENCE, load_task
+from rlhf.taskdir import DEFAULT_TASK, QA_SAMPLE, REFERENCE, load_task
 from rlhf.train_rm import train_rm
 from rlhf.train_sft import train_sft
 from rlhf.vocab import DEFAULT_VOCAB, Vocab
 from rlhf.world import CROWD_TEMPERATURE, Shortcut, World, draw_prompts, load_world, make_world
 
 DEFAULT_TRUTH = Path(__file__).parents[1] / "tests/data/default_task_truth.json"
-DEFAULT_CACHE = Path("~/.cache/rlhf-sweep/screen-suite").expanduser()
+DEFAULT_CACHE = cache_folder() / "screen-suite"
 CROWD, SHIPPED, DEMOS = 2000, 200, 4000  # a family
 SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
 MIN_SHARE = {"seen": 0.0, "held-out": 0.01}  # of crowd responses that hold the feature; 0: tokens drawn at random
@@ -100,12 +100,11 @@ def suite(part: str, reference: Policy) -> list[Member]:
 def draw_feature(kind: str, family: int, reference: Policy, min_share: float, rng: np.random.Generator) -> Feature:
     """Draw a feature of a kind until at least `min_share` of the family's crowd responses hold it."""
     vocab = reference.vocab
-    n_tokens = {"token": 1, "pair": 2, "adjacent": 2, "position": 1, "repetition": 0}[kind]
     counts = np.where(np.arange(len(vocab.families)) == family, CROWD, 0)
     looks = np.random.default_rng(family)
     responses = sample_crowd(reference, draw_prompts(vocab, counts, looks), looks) if min_share else None
     while True:
-        tokens = tuple(sorted(int(token) for token in rng.choice(vocab.n_content, n_tokens, replace=False)))
+        tokens = tuple(sorted(int(token) for token in rng.choice(vocab.n_content, N_TOKENS[kind], replace=False)))
         feature = Feature(kind, tokens, int(rng.integers(vocab.resp_len)) if kind == "position" else None)
         if responses is None or (feature_values(feature, responses) > 0).mean() >= min_share:
             return feature

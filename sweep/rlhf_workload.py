@@ -75,7 +75,8 @@ class RlhfWorkload:
         """Read and check a task and pack it, with the space's wrapper files. Raises `InputError`."""
         task = read_task(task_dir)
         quality = load_quality(task.root)
-        reference = Judge(task, quality).score(task.reference)
+        judge = Judge(task, quality)
+        reference = judge.score_sampled(judge.reference)
         wrappers = _user_wrappers(space, task)
         screen = screen_task(task)
         return cls(
