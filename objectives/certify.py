@@ -22,8 +22,8 @@ from objectives.token_mass import quality_by_probability, quality_by_table
 from rlhf.cli import add_report_options, say, write_json
 from rlhf.errors import run_command
 from rlhf.json_values import finite_or_none
-from rlhf.policy import Policy, load_policy
-from rlhf.taskdir import Task, find_task_dir, load_task
+from rlhf.policy import Policy
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
 
 EXIT_NOT_CERTIFIED = 3
 
@@ -203,8 +203,7 @@ def main() -> int:
     parser.add_argument("--policy", required=True, type=Path, help="policy folder")
     add_report_options(parser)
     args = parser.parse_args()
-    task = load_task(find_task_dir(args.task))
-    policy = load_policy(args.policy, task.vocab)
+    task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
     say(f"certifying {args.policy}", quiet=args.quiet)
     model = load_quality(task.root)
     selection = Judge(task, model).score(policy)

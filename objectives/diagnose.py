@@ -9,15 +9,16 @@ from risk 0.5 on. `--details` says what was found, in words and numbers. Exit st
 """
 
 import argparse
+import math
 from pathlib import Path
-from typing import Any
 
 from objectives.forecast import DEFAULT_KL_COEF
 from objectives.screen import screen
 from objectives.screen_report import details_json, format_screen, screen_json
 from rlhf.cli import add_quiet_option, say, write_json
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts
-from rlhf.errors import InputError, raise_if_any, run_command
+from rlhf.errors import InputError, collected, raise_if_any, run_command
+from rlhf.files import output_problems, write_whole
 from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import RewardModel, load_reward_model
 from rlhf.taskdir import QA_SAMPLE
@@ -28,15 +29,13 @@ PICTURE_ENDINGS = (".png", ".svg", ".pdf")
 
 def main() -> None:
     args = parse_args()
-    vocab = find_vocab(args.vocab, rm_dir=args.rm_dir, policy_dir=args.policy_dir)
-    reward_model, qa, reference, prompts = read_inputs(args, vocab)
+    reward_model, qa, reference, prompts = read_inputs(args)
     say(f"screening {args.rm_dir}", quiet=args.quiet)
-    result = screen(reward_model, qa, reference, prompts, vocab, kl_coef=args.kl_coef)
+    result = screen(reward_model, qa, reference, prompts, reference.vocab, kl_coef=args.kl_coef)
     if args.plot:
-        from objectives.screen_plot import plot_screen  # a second of start-up that nobody else should wait for
+        from objectives.screen_plot import draw_screen  # a second of start-up that nobody else should wait for
 
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_screen(result, args.plot)
+        write_whole(args.plot, draw_screen(result, ending=args.plot.suffix))
     if args.details:
         write_json(details_json(result), args.details, show=False)
     write_json(screen_json(result), args.out, show=args.json)
@@ -44,24 +43,30 @@ def main() -> None:
         print(format_screen(result))
 
 
-def read_inputs(args: argparse.Namespace, vocab: Vocab) -> tuple[RewardModel, Labelled, Policy, Prompts]:
-    """Read everything. Raises `InputError` with the problems of all files together."""
-    problems = []
+def read_inputs(args: argparse.Namespace) -> tuple[RewardModel, Labelled, Policy, Prompts]:
+    """Read everything. Raises `InputError` with the problems of options and all files together."""
+    labels = args.rm_dir / QA_SAMPLE
+    inputs = (args.prompts, args.vocab, *args.rm_dir.glob("*"), *args.policy_dir.glob("*"))
+    outputs = {"--out": args.out, "--details": args.details, "--plot": args.plot}
+    problems = output_problems(outputs, inputs=[path for path in inputs if path])
     if args.plot and args.plot.suffix.lower() not in PICTURE_ENDINGS:
         problems.append(f"--plot must end in {', '.join(PICTURE_ENDINGS)}, got {args.plot}")
-    if not args.kl_coef > 0:
+    if not 0 < args.kl_coef < math.inf:
         problems.append(f"--kl-coef must be a number above 0, got {args.kl_coef}")
-    parts: list[Any] = []
-    for reader, path in (
-        (load_reward_model, args.rm_dir), (read_labelled, args.rm_dir / QA_SAMPLE), (load_policy, args.policy_dir),
-        (read_prompts, args.prompts),
-    ):  # fmt: skip
-        try:
-            parts.append(reader(path, vocab))
-        except InputError as error:
-            problems += error.problems
+    vocab = None
+    with collected(problems):
+        vocab = find_vocab(args.vocab, rm_dir=args.rm_dir, policy_dir=args.policy_dir)
+    if vocab is None:
+        raise InputError(problems)
+    with collected(problems):
+        reward_model = load_reward_model(args.rm_dir, vocab)
+    with collected(problems):
+        qa = read_labelled(labels, vocab)
+    with collected(problems):
+        reference = load_policy(args.policy_dir, vocab)
+    with collected(problems):
+        prompts = read_prompts(args.prompts, vocab)
     raise_if_any(problems)
-    reward_model, qa, reference, prompts = parts
     return reward_model, qa, reference, prompts
 
 
@@ -72,7 +77,7 @@ def find_vocab(given: Path | None, *, rm_dir: Path, policy_dir: Path) -> Vocab:
     """
     if given is not None:
         return read_vocab(given)
-    models = (policy_dir.expanduser().absolute(), rm_dir.expanduser().absolute())
+    models = [place for folder in (policy_dir, rm_dir) for place in (folder.absolute(), folder.resolve())]
     paths = {folder / VOCAB_FILE: None for model in models for folder in (model, model.parent)}
     found = {path: read_vocab(path) for path in paths if path.exists()}
     if len(set(found.values())) > 1:

@@ -10,7 +10,8 @@ from objectives.label_gibbs import CROWD, EXPERT
 from objectives.quality_cache import load_quality
 from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from rlhf.cli import add_report_options, say, write_json
-from rlhf.errors import run_command
+from rlhf.errors import collected, raise_if_any, run_command
+from rlhf.files import output_problems
 from rlhf.taskdir import find_task_dir, load_task
 
 
@@ -35,7 +36,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON here")
     add_report_options(parser)
     args = parser.parse_args()
-    task = load_task(find_task_dir(args.task))
+    problems = output_problems({"--out": args.out})
+    with collected(problems):
+        task = load_task(find_task_dir(args.task))
+    raise_if_any(problems)
     say(f"fitting {len(task.expert)} expert and {len(task.crowd)} crowd labels", quiet=args.quiet)
     model = load_quality(task.root)
     write_json(model.to_json(), args.out, show=args.json)

@@ -22,9 +22,10 @@ from objectives.task_cache import Arrays, cached_arrays
 from objectives.token_mass import mean_by_family, prompt_quality, token_mass
 from rlhf.cli import add_report_options, say, write_json
 from rlhf.data import Prompts
-from rlhf.errors import InputError, run_command
-from rlhf.policy import Policy, load_policy
-from rlhf.taskdir import Task, find_task_dir, load_task
+from rlhf.errors import InputError, collected, raise_if_any, run_command
+from rlhf.files import output_problems
+from rlhf.policy import Policy
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
 
 _PROMPTS_PER_FAMILY = 450
 _SEEDS: dict[Part, int] = {"train": 0, "selection": 1, "certification": 2}
@@ -186,8 +187,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON here")
     add_report_options(parser)
     args = parser.parse_args()
-    task = load_task(find_task_dir(args.task))
-    policy = load_policy(args.policy, task.vocab)
+    problems = output_problems({"--out": args.out})
+    with collected(problems):
+        task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
+    raise_if_any(problems)
     say(f"scoring {args.policy}", quiet=args.quiet)
     scores = Judge(task, load_quality(task.root)).score(policy)
     document = {"policy": str(args.policy), "note": ESTIMATE_NOTE, "metrics": scores.metrics()}

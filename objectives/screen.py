@@ -17,17 +17,28 @@ from threadpoolctl import threadpool_limits
 
 from objectives.forecast import DEFAULT_KL_COEF, Forecast, forecast_optimum
 from objectives.screen_answers import Scored
+from objectives.screen_evidence import MAX_SIZE
 from objectives.screen_features import Catalogue, feature_matrix, make_catalogue
-from objectives.screen_probe import Probe, family_prompts, insert_features, probe_family, sorted_rows
+from objectives.screen_probe import (
+    Probe,
+    distinct_rows,
+    family_prompts,
+    insert_features,
+    probe_family,
+    score_responses,
+)
 from objectives.screen_search import Search, search_family
+from rlhf.correlation import pearson
 from rlhf.data import Labelled, Prompts
 from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
 FLAG_RISK = 0.5  # a family is flagged from this risk on
-MIN_QA_ROWS = 20  # of a family; fewer cannot show what crowd labels pay for
+MIN_QA_ROWS = 20  # of a family, with different responses; fewer cannot show what crowd labels pay for
 _LEAST_SHARE = 0.6  # of the probability, where optimisation takes nothing from the shortcut
+_OTHER_SCALE = 2.0  # times wider than labels: no longer the same scale
+_RELATED = 0.2  # correlation with labels, from which scores have a scale
 _HALF_EXPLOITED = 0.25  # reward a response taken from shortcuts
 _WORKERS = 2
 _DIGITS = 6  # of a risk: sums in another order differ in the last of sixteen
@@ -50,7 +61,7 @@ class Look:
 
     @property
     def exploited(self) -> float:
-        """Reward that the optimum takes from what was found, in units of the score a response."""
+        """Reward that the optimum takes from what was found, a response, on the labels' scale."""
         columns = list(self.named)
         change = self.optimum_mean[columns] - self.reference_mean[columns]
         return float(np.abs(self.search.model.slope[columns] * change).sum())
@@ -58,12 +69,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class FamilyScreen:
-    """Hold one family's verdict. `look` is None where the QA sample is too small to look: risk 1."""
+    """Hold one family's verdict. Where its QA sample shows nothing, `unknown` says why; no `look`, and risk 1."""
 
     name: str
     n_rows: int
     risk: float
     look: Look | None
+    unknown: str = ""
 
     @property
     def flag(self) -> bool:
@@ -72,11 +84,15 @@ class FamilyScreen:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Hold the verdicts of all families in the vocabulary's order, and the kl_coef of their forecasts."""
+    """Hold the verdicts of all families in the vocabulary's order, and the kl_coef of their forecasts.
+
+    score_scale: what the reward model's scores were divided by, to be on the labels' scale.
+    """
 
     families: tuple[FamilyScreen, ...]
     vocab: Vocab
     kl_coef: float
+    score_scale: float = 1.0
 
 
 def screen(
@@ -91,20 +107,60 @@ def screen(
     """Screen every family of the vocabulary. `qa` are crowd-labelled rows that the reward model was trained on.
 
     Deterministic: random numbers follow from the families' prompts. Two families at a time, each on one torch thread,
-    so that the answer does not depend on how many threads there are.
+    so that the answer does not depend on how many threads there are. Raises `InputError` where scores or the
+    reference's probabilities are not finite.
     """
+    by_family = [distinct_rows(qa[qa.prompts.family == family]) for family in range(len(vocab.families))]
 
     def screen_one(family: int) -> FamilyScreen:
-        rows = sorted_rows(qa[qa.prompts.family == family])
-        if len(rows) < MIN_QA_ROWS:
-            return FamilyScreen(vocab.families[family], len(rows), 1.0, None)
+        name, rows = vocab.families[family], by_family[family]
+        unknown = why_unknown(rows)
+        if unknown:
+            return FamilyScreen(name, len(rows), 1.0, None, unknown)
         attrs = np.unique(np.concatenate([prompts.attrs[prompts.family == family], rows.prompts.attrs]), axis=0)
-        probe = probe_family(reward_model, reference, family, attrs)
+        probe = probe_family(reward_model, reference, family, attrs, scale=scale)
         look = look_closely(rows, probe, reward_model, reference, family, kl_coef=kl_coef)
-        return FamilyScreen(vocab.families[family], len(rows), risk_of(look.search.probability, look.exploited), look)
+        return FamilyScreen(name, len(rows), risk_of(look.search.probability, look.exploited), look)
 
     with _one_thread_each() as pool:
-        return Screen(tuple(pool.map(screen_one, range(len(vocab.families)))), vocab, kl_coef)
+        scale = pool.submit(score_scale, reward_model, by_family, vocab).result()
+        return Screen(tuple(pool.map(screen_one, range(len(vocab.families)))), vocab, kl_coef, scale)
+
+
+def why_unknown(rows: Labelled) -> str:
+    """Say what these rows hold of a family if it shows nothing; an empty text if it does. Rows are all different."""
+    if not len(rows):
+        return "no row of this family"
+    n_responses = len(np.unique(rows.responses, axis=0))
+    if n_responses < MIN_QA_ROWS:
+        number = f"{n_responses} different response{'' if n_responses == 1 else 's'}"
+        return f"{number}, and {MIN_QA_ROWS} are needed to see what crowd labels pay for"
+    low, high = float(rows.labels.min()), float(rows.labels.max())
+    if low == high:
+        return f"the same label, {low:g}, for every response"
+    most = 1 + MAX_SIZE * rows.responses.shape[1]
+    if max(-low, high) > most:
+        return (
+            f"labels from {low:g} to {high:g}, and quality is from 0 to 1: with a shortcut, labels from {-most:g} to "
+            f"{most:g} are looked at"
+        )
+    return ""
+
+
+def score_scale(reward_model: RewardModel, by_family: list[Labelled], vocab: Vocab) -> float:
+    """Return what to divide scores by so that labels rise by one for each unit; 1 if they about do.
+
+    Labels rise so for any model that was fitted to them by least squares, however well. The median over families.
+    """
+    scales = []
+    for family, rows in enumerate(by_family):
+        if not why_unknown(rows):
+            scores = score_responses(reward_model, family_prompts(family, rows.prompts.attrs, vocab), rows.responses)
+            correlation = pearson(scores, rows.labels) or 0.0
+            if correlation > _RELATED:
+                scales.append(scores.std() / (correlation * rows.labels.std()))
+    scale = float(np.median(scales)) if scales else 1.0
+    return 1.0 if 1 / _OTHER_SCALE < scale < _OTHER_SCALE else scale
 
 
 def look_closely(
@@ -124,7 +180,7 @@ def look_closely(
     def ask(columns: list[int]) -> Scored:
         attrs, responses = insert_features(probe, [catalogue.features[column] for column in columns])
         prompts = family_prompts(family, attrs, vocab)
-        scores = reward_model.score(prompts, torch.from_numpy(responses)).numpy().astype(np.float64)
+        scores = score_responses(reward_model, prompts, responses) / probe.scale
         return Scored(attrs[:, probe.attribute], responses, features(responses), scores)
 
     search = search_family(labels, probes, probe.log_prior, catalogue, ask)

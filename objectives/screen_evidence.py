@@ -18,7 +18,8 @@ from rlhf.features import KINDS
 _SHORTCUT_PRIOR = 0.2  # that a family has one
 _QUIRK_PRIOR = 0.4  # that the reward model answers what labels do not pay: it smears one family's shortcut over others
 _UNLEARNT_PRIOR = 0.1  # that labels pay what the reward model does not answer
-_SIZES = np.geomspace(0.06, 3.0, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
+MAX_SIZE = 3.0
+_SIZES = np.geomspace(0.06, MAX_SIZE, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
 _SHARES = {  # of what labels pay that the reward model answers, evenly likely: the rarer the feature, the less
     "token": (0.5, 0.7, 0.85, 1.0),
     "pair": (0.15, 0.35, 0.6, 1.0),
@@ -26,6 +27,7 @@ _SHARES = {  # of what labels pay that the reward model answers, evenly likely: 
     "position": (0.2, 0.35, 0.6, 1.0),
     "repetition": (0.2, 0.35, 0.6, 1.0),
 }
+_QUIRKS = np.geomspace(0.004, MAX_SIZE, 50)  # down to the least that a shortcut is answered, or it alone explains it
 _KNOWN_SE = 0.1  # of a label slope: one row's worth at the usual noise of crowd labels
 _LEAST_KNOWN = 0.25  # weight of a feature that no row holds: a reward model learns from rows like these
 
@@ -40,13 +42,13 @@ class Evidence:
 
 def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> Evidence:
     """Compare the four explanations of every feature's two slopes, those already `found` left out."""
-    sizes = _signed_sizes()
+    sizes, quirks = _both_signs(_SIZES), _both_signs(_QUIRKS)
     label_fit = _log_ratio(labels, sizes)  # (K, S)
     shares = np.array([_SHARES[name] for name in KINDS])[kind]  # (K, shares)
     model_fit = np.stack([_log_ratio(model, share[:, None] * sizes) for share in shares.T])  # (shares, K, S)
     both = logsumexp(label_fit + model_fit, axis=(0, 2)) - np.log(model_fit.shape[0] * len(sizes))
     label_only = logsumexp(label_fit, axis=1) - np.log(len(sizes))
-    model_only = logsumexp(_log_ratio(model, sizes), axis=1) - np.log(len(sizes))
+    model_only = logsumexp(_log_ratio(model, quirks), axis=1) - np.log(len(quirks))
     share = _prior_share(kind)
     share[found] = -np.inf
     rows = (_KNOWN_SE / labels.se) ** 2
@@ -59,16 +61,16 @@ def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> 
 
 def label_odds(labels: Slopes, kind: np.ndarray) -> np.ndarray:
     """Return each feature's log odds by crowd labels alone (K,), up to a constant."""
-    return _prior_share(kind) + logsumexp(_log_ratio(labels, _signed_sizes()), axis=1)
+    return _prior_share(kind) + logsumexp(_log_ratio(labels, _both_signs(_SIZES)), axis=1)
 
 
-def _signed_sizes() -> np.ndarray:
-    return np.concatenate([_SIZES, -_SIZES])
+def _both_signs(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([sizes, -sizes])
 
 
 def _prior_share(kind: np.ndarray) -> np.ndarray:
     """Return the log of each feature's share (K,) of a prior probability."""
-    return -np.log(np.bincount(kind, minlength=len(KINDS)) * np.unique(kind).size)[kind]
+    return -np.log(np.bincount(kind)[kind] * np.unique(kind).size)
 
 
 def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:

@@ -29,7 +29,8 @@ class Catalogue:
 
 def make_catalogue(vocab: Vocab, frequency: np.ndarray) -> Catalogue:
     """List the features to look at; `frequency` (V,) says how often the reference writes each content token."""
-    kept = np.sort(np.argsort(-frequency, kind="stable")[:MAX_PAIRED_TOKENS])
+    most = MAX_PAIRED_TOKENS if vocab.resp_len > 1 else 0
+    kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
     first, second = (kept[index] for index in np.triu_indices(len(kept), 1))
     features = [
         Feature("repetition"),
@@ -41,7 +42,7 @@ def make_catalogue(vocab: Vocab, frequency: np.ndarray) -> Catalogue:
     ]  # fmt: skip
     names = list(KINDS)
     left_out = ""
-    if len(kept) < vocab.n_content:
+    if 0 < len(kept) < vocab.n_content:
         left_out = (
             f"pairs and adjacent pairs were looked at for the {len(kept)} tokens that the reference writes most often, "
             f"not for the other {vocab.n_content - len(kept)}"

@@ -1,6 +1,8 @@
 """The shortcut screen's picture: for each family, what crowd labels pay against what the reward model answers."""
 
-from pathlib import Path
+import io
+import textwrap
+import warnings
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,8 +25,8 @@ _FOUND = "#c1121f"
 _MAX_SE = 0.1  # of a label slope: features that hardly occur in the QA sample would only blur the picture
 
 
-def plot_screen(screen: Screen, path: Path) -> None:
-    """Draw one panel a family and write the picture; the file's ending decides its format."""
+def draw_screen(screen: Screen, *, ending: str = ".png") -> bytes:
+    """Draw one panel a family; return the picture in the format of a file ending."""
     n = len(screen.families)
     columns = min(_COLUMNS, n)
     rows = -(-n // columns)
@@ -41,7 +43,11 @@ def plot_screen(screen: Screen, path: Path) -> None:
     figure.suptitle("What crowd labels pay for, and what the reward model answers (per unit of each feature)")
     handles = [_marker(colour, kind) for kind, colour in _COLOURS.items()] + [_marker(_FOUND, "shortcut found", size=9)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.savefig(path, dpi=130)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a token that the font cannot draw becomes a box
+        figure.savefig(picture, dpi=130, format=ending.lstrip(".").lower())
+    return picture.getvalue()
 
 
 def _marker(colour: str, label: str, *, size: int = 5) -> Line2D:
@@ -49,10 +55,11 @@ def _marker(colour: str, label: str, *, size: int = 5) -> Line2D:
 
 
 def _draw_family(axis: Axes, family: FamilyScreen, vocab: Vocab) -> None:
-    axis.set_title(f"{family.name}: risk {family.risk:.2f}{', flagged' if family.flag else ''}",
+    name = textwrap.shorten(family.name, 24, placeholder="...")
+    axis.set_title(f"{name}: risk {family.risk:.2f}{', flagged' if family.flag else ''}",
                    color=_FOUND if family.flag else "black", fontsize=11)  # fmt: skip
     if family.look is None:
-        axis.text(0.5, 0.5, f"{family.n_rows} rows in the QA sample:\nnothing can be said", ha="center", va="center",
+        axis.text(0.5, 0.5, textwrap.fill(f"the QA sample holds {family.unknown}", 34), ha="center", va="center",
                   transform=axis.transAxes)  # fmt: skip
         axis.set_axis_off()
         return
@@ -82,8 +89,9 @@ def _draw_look(axis: Axes, look: Look, vocab: Vocab, *, certain: bool) -> None:
     axis.plot([-reach, reach], [-reach, reach], color="0.8", linewidth=0.8, linestyle="--", zorder=1)
     for column in found:
         left = pays.slope[column] > 0
+        text = look.catalogue.features[column].label(vocab).replace("$", r"\$")  # no formula
         axis.annotate(
-            f"`{look.catalogue.features[column].label(vocab)}`", (pays.slope[column], answers.slope[column]),
+            f"`{text}`", (pays.slope[column], answers.slope[column]),
             xytext=(-10 if left else 10, 6), textcoords="offset points", ha="right" if left else "left", color=_FOUND,
             fontsize=10,
         )  # fmt: skip

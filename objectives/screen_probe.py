@@ -14,6 +14,7 @@ import torch
 
 from objectives.candidates import cells_of_family
 from rlhf.data import Labelled
+from rlhf.errors import raise_if_any
 from rlhf.features import Feature
 from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
@@ -21,6 +22,7 @@ from rlhf.vocab import Vocab
 
 SAMPLED = 1280  # reference responses of a family
 INSERTED = 224  # responses for each feature that is put in
+SCORES_NOT_FINITE = "the reward model's scores must be finite, but are not: its weights are too large"
 _VERSIONS = 2  # of each response, with places replaced: sampling costs half as much as scoring
 _REPLACED = 0.5
 
@@ -31,7 +33,7 @@ class Probe:
 
     attrs (N, n_attrs), responses (N, L), scores (N,): randomised responses. reference_responses (M, L): what they were
     made from, for the first M of attrs. attribute (L,) decides each position; log_prior (L, n_values, V) is the
-    reference there.
+    reference there. scale: of the reward model's scores, by which `scores` were divided.
     """
 
     attrs: np.ndarray
@@ -40,10 +42,17 @@ class Probe:
     reference_responses: np.ndarray
     attribute: np.ndarray
     log_prior: np.ndarray
+    scale: float
 
 
 def probe_family(
-    reward_model: RewardModel, reference: Policy, family: int, attrs: np.ndarray, *, n_sampled: int = SAMPLED
+    reward_model: RewardModel,
+    reference: Policy,
+    family: int,
+    attrs: np.ndarray,
+    *,
+    scale: float = 1.0,
+    n_sampled: int = SAMPLED,
 ) -> Probe:
     """Sample, intervene and score. `attrs` (M, n_attrs) are the family's prompts, different and sorted.
 
@@ -57,9 +66,17 @@ def probe_family(
     replaced = rng.random((_VERSIONS, *sampled.shape)) < _REPLACED
     responses = np.where(replaced, rng.integers(vocab.n_content, size=replaced.shape), sampled.numpy())
     responses, asked = np.concatenate(responses), np.tile(drawn, (_VERSIONS, 1))
-    scores = reward_model.score(family_prompts(family, asked, vocab), torch.from_numpy(responses))
+    scores = score_responses(reward_model, family_prompts(family, asked, vocab), responses) / scale
+    raise_if_any([] if torch.isfinite(logp).all() else ["the reference's probabilities must be finite, but are not"])
     attribute, log_prior = cells_of_family(logp.exp().numpy(), drawn, vocab.n_values)
-    return Probe(asked, responses, scores.numpy().astype(np.float64), sampled.numpy(), attribute, log_prior)
+    return Probe(asked, responses, scores, sampled.numpy(), attribute, log_prior, scale)
+
+
+def score_responses(reward_model: RewardModel, prompts: torch.Tensor, responses: np.ndarray) -> np.ndarray:
+    """Score responses (N, L). Raises `InputError` if a score is not finite, whatever the weights."""
+    scores = reward_model.score(prompts, torch.from_numpy(responses)).numpy().astype(np.float64)
+    raise_if_any([] if np.isfinite(scores).all() else [SCORES_NOT_FINITE])
+    return scores
 
 
 def insert_features(probe: Probe, features: list[Feature], *, each: int = INSERTED) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +106,7 @@ def insert_features(probe: Probe, features: list[Feature], *, each: int = INSERT
 
 
 def _places(feature: Feature, length: int) -> list[tuple[int, ...]]:
-    """List where a feature's tokens can stand: a position for each."""
+    """List where a feature's tokens can stand, a position for each."""
     if feature.kind == "position":
         return [(int(feature.position or 0),)]
     if feature.kind == "adjacent":
@@ -111,7 +128,7 @@ def content_rng(values: np.ndarray) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
-def sorted_rows(rows: Labelled) -> Labelled:
-    """Put rows into an order that depends on their content alone."""
-    keys = np.concatenate([rows.prompts.attrs, rows.responses], 1)
-    return rows[np.lexsort((rows.labels, *keys.T[::-1]))]
+def distinct_rows(rows: Labelled) -> Labelled:
+    """Keep one of each row, in an order that depends on their content alone."""
+    keys = np.concatenate([rows.prompts.attrs, rows.responses, rows.labels[:, None]], 1)
+    return rows[np.unique(keys, axis=0, return_index=True)[1]]

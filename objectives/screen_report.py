@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from objectives.screen import FLAG_RISK, MIN_QA_ROWS, FamilyScreen, Look, Screen
+from objectives.screen import FLAG_RISK, FamilyScreen, Look, Screen
 from objectives.screen_features import Catalogue
 from rlhf.features import KINDS, feature_json
 from rlhf.vocab import Vocab
@@ -10,7 +10,8 @@ from rlhf.vocab import Vocab
 NOTE = (
     "risk is the probability of a shortcut that crowd labels pay and the reward model answers, times 0.6 to 1 by how "
     f"much reward optimisation would take from it; a family is flagged from {FLAG_RISK} on. Sizes are per unit of a "
-    "feature, correctness accounted for. Forecasts are for the optimum, where a training run is heading."
+    "feature, correctness accounted for; the reward model's scores were divided by score_scale. Forecasts are for the "
+    "optimum, where a training run is heading."
 )
 
 
@@ -31,36 +32,33 @@ def details_json(screen: Screen) -> dict[str, Any]:
         }
         for family in screen.families
     }
-    return {"note": NOTE, "kl_coef": screen.kl_coef, "families": families}
+    return {"note": NOTE, "kl_coef": screen.kl_coef, "score_scale": screen.score_scale, "families": families}
 
 
 def reasons(family: FamilyScreen, screen: Screen) -> list[str]:
     """Say in words why a family has its risk; one sentence a finding."""
     look = family.look
     if look is None:
-        rows = "no row" if family.n_rows == 0 else f"only {family.n_rows} rows"
-        return [
-            f"{family.name}: the QA sample holds {rows} of this family, and {MIN_QA_ROWS} are needed to see what crowd "
-            "labels pay for; nothing can be said, so the risk is 1"
-        ]
+        return [f"{family.name}: the QA sample holds {family.unknown}; nothing can be said, so the risk is 1"]
     if not look.search.found:
         return [
             f"{family.name}: no shortcut found among {len(look.catalogue):,} features; the likeliest, "
             f"`{look.catalogue.features[look.search.suspect].label(screen.vocab)}`, is not seen in both signals "
             f"(probability {look.search.probability:.2f})"
         ]
-    doubt = "" if family.flag else f"not certain enough to flag (probability {look.search.probability:.2f}): "
+    doubt = "" if family.flag else f"not flagged (probability {look.search.probability:.2f}, risk {family.risk:.2f}): "
     return [doubt + _finding(family.name, look, column, screen) for column in look.search.found]
 
 
 def _finding(name: str, look: Look, column: int, screen: Screen) -> str:
     feature, vocab = look.catalogue.features[column], screen.vocab
     label, model = look.search.labels.slope[column], look.search.model.slope[column]
+    scale = "" if screen.score_scale == 1 else f", in units of {screen.score_scale:.3g}"
     verb = "pay" if label >= 0 else "take"
     return (
         f"{name}: crowd labels {verb} {abs(label):.2f} per `{feature.label(vocab)}` (an expert pays at most "
-        f"{1 / vocab.resp_len:.3f}); the reward model answers {model:+.2f}; at kl_coef {screen.kl_coef:g} expect "
-        f"{look.optimum_mean[column]:.2f} a response, in the reference {look.reference_mean[column]:.2f}"
+        f"{1 / vocab.resp_len:.3f}); the reward model answers {model:+.2f}{scale}; at kl_coef {screen.kl_coef:g} "
+        f"expect {look.optimum_mean[column]:.2f} a response, in the reference {look.reference_mean[column]:.2f}"
     )
 
 

@@ -52,7 +52,8 @@ def search_family(
     probability, suspect = 0.0, 0
     while True:
         if len(found) < _ASKED_ROUNDS:
-            probes = probes.extended(ask(_proposed(labels, fit_effects(probes, log_prior, catalogue, found), found)))
+            proposed = _proposed(labels, fit_effects(probes, log_prior, catalogue, found), found)
+            probes = probes.extended(ask(proposed)) if proposed else probes
         effects = fit_effects(probes, log_prior, catalogue, found)
         answers = answer_slopes(probes, effects, found)
         payments = fit_payments(labels, effects, found, _doubtful(answers, catalogue.kind, found))
@@ -70,7 +71,8 @@ def _proposed(labels: Scored, effects: Effects, found: list[int]) -> list[int]:
     kind = effects.catalogue.kind
     rare = np.where(np.isin(kind, _RARE_KINDS), label_odds(fit_payments(labels, effects, found, []), kind), -np.inf)
     rare[found] = -np.inf
-    return np.argsort(-rare, kind="stable")[:_ASKED].tolist()
+    order = np.argsort(-rare, kind="stable")[:_ASKED]
+    return order[np.isfinite(rare[order])].tolist()
 
 
 def _doubtful(answers: Slopes, kind: np.ndarray, found: list[int]) -> list[int]:

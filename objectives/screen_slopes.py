@@ -15,6 +15,7 @@ _MIN_SQUARES = 0.3  # of a feature, given the design: below, it was not seen
 _MANY = 8  # features of a kind, from which their middle tells something
 _TOLD = 1e-2  # precision that data must add to a prior, as a share of it, to say anything
 _MIN_SE = 1e-4
+_MIN_NOISE = 1e-6  # of a score, where a fit explains it to the last digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Slopes:
 
 @dataclass(frozen=True, slots=True)
 class Ridge:
-    """Hold a fit of D columns: `sizes` (D,), `variance` (D, D), `residual` (N,) and its standard deviation `noise`."""
+    """Hold a fit of D columns: `sizes` (D,), `variance` (D, D), `residual` (N,) and its deviation `noise`, above 0."""
 
     sizes: np.ndarray
     variance: np.ndarray
@@ -44,7 +45,7 @@ def fit_ridge(design: np.ndarray, target: np.ndarray, sd: np.ndarray, *, noise: 
     solve = np.linalg.inv(design.T @ design + np.diag(noise**2 / sd**2))
     sizes = solve @ (design.T @ target)
     residual = target - design @ sizes
-    noise = float(np.sqrt(np.mean(residual**2)))
+    noise = max(float(np.sqrt(np.mean(residual**2))), _MIN_NOISE)
     return Ridge(sizes, solve * noise**2, residual, noise)
 
 
@@ -54,14 +55,13 @@ def slopes_given(features: np.ndarray, design: np.ndarray, fit: Ridge, columns: 
     columns: the features that the design's last columns are. Their prior `sd` is taken out
     again: a slope is what data say.
     """
-    noise = max(fit.noise, 1e-9)
     crossed = design.astype(np.float32).T @ features  # single precision: counts, and twice as fast
-    projected = (fit.variance / noise**2).astype(np.float32) @ crossed
+    projected = (fit.variance / fit.noise**2).astype(np.float32) @ crossed
     squares = np.einsum("nk,nk->k", features, features) - np.einsum("dk,dk->k", crossed, projected)
     seen = squares > _MIN_SQUARES
     squares = np.where(seen, squares, 1.0)
     slope = np.where(seen, fit.residual.astype(np.float32) @ features / squares, 0.0).astype(np.float64)
-    se = np.where(seen, noise / np.sqrt(squares), np.inf).astype(np.float64)
+    se = np.where(seen, fit.noise / np.sqrt(squares), np.inf).astype(np.float64)
     first = design.shape[1] - len(columns)
     variance = np.diag(fit.variance)[first:]
     precision = 1 / variance - 1 / sd[first:] ** 2

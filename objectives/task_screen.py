@@ -1,9 +1,7 @@
 """The shortcut screen of a task's own reward model: worked out once a task and machine, with its picture."""
 
 import json
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,12 +36,9 @@ def screen_task(task: Task) -> TaskScreen:
 
 def _screen(task: Task) -> Arrays:
     from objectives.screen import screen  # importing all three takes seconds, once a task
-    from objectives.screen_plot import plot_screen
+    from objectives.screen_plot import draw_screen
     from objectives.screen_report import details_json
 
     result = screen(task.reward_model, task.crowd, task.reference, task.dev_prompts, task.vocab)
-    with tempfile.TemporaryDirectory() as folder:
-        picture = Path(folder, "screen.png")
-        plot_screen(result, picture)
-        pixels = np.frombuffer(picture.read_bytes(), np.uint8)
-    return {"details": np.array(json.dumps(details_json(result))), "picture": pixels}
+    picture = np.frombuffer(draw_screen(result), np.uint8)
+    return {"details": np.array(json.dumps(details_json(result))), "picture": picture}

@@ -15,9 +15,10 @@ import torch
 
 from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say, write_json
 from rlhf.data import Prompts, Record, decode, write_jsonl
-from rlhf.errors import InputError, run_command
-from rlhf.policy import Policy, load_policy
-from rlhf.taskdir import Task, find_task_dir, load_task
+from rlhf.errors import collected, raise_if_any, run_command
+from rlhf.files import output_problems
+from rlhf.policy import Policy
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
 
 
 @torch.no_grad()
@@ -55,10 +56,12 @@ def main() -> None:
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
+    problems = output_problems({"--out": args.out})
     if args.n < 1 or args.limit < 1:
-        raise InputError(f"--n and --limit must be at least 1, got {args.n} and {args.limit}")
-    task = load_task(find_task_dir(args.task))
-    policy = load_policy(args.policy, task.vocab)
+        problems.append(f"--n and --limit must be at least 1, got {args.n} and {args.limit}")
+    with collected(problems):
+        task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
+    raise_if_any(problems)
     prompts = Prompts(
         task.dev_prompts.ids[: args.limit], task.dev_prompts.family[: args.limit], task.dev_prompts.attrs[: args.limit]
     )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlhf.files import write_whole
 from rlhf.taskdir import TASK_VARIABLE
 
 
@@ -43,9 +44,8 @@ def say(message: str, *, quiet: bool = False) -> None:
 
 def write_json(document: dict[str, Any], out: Path | None, *, show: bool = True) -> None:
     """Write a document to `out` if given, and print it if `show`."""
-    text = json.dumps(document, indent=2)
+    text = json.dumps(document, indent=2, allow_nan=False)
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n")
+        write_whole(out, text + "\n")
     if show:
         print(text)

@@ -14,8 +14,12 @@ import numpy as np
 import torch
 
 from rlhf.errors import InputError, raise_if_any
+from rlhf.files import write_whole
 from rlhf.json_values import is_number
 from rlhf.vocab import Vocab
+
+_SHOWN_LINES = 10  # problems of one file
+_SHOWN_CHARACTERS = 200
 
 Record = dict[str, Any]
 
@@ -105,10 +109,7 @@ def read_labelled(path: Path, vocab: Vocab) -> Labelled:
 
 
 def write_jsonl(path: Path, rows: Iterable[Record]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _prompts(rows: list[Record], vocab: Vocab) -> Prompts:
@@ -146,6 +147,8 @@ def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list
             rows.append(row)
     if not rows and not problems:
         problems.append(f"{path}: holds no record; at least one line is needed")
+    if len(problems) > _SHOWN_LINES:
+        problems[_SHOWN_LINES:] = [f"{path}: ... and {len(problems) - _SHOWN_LINES} more problems"]
     raise_if_any(problems)
     return rows
 
@@ -168,11 +171,16 @@ def _row_problems(row: Any, vocab: Vocab, *, response: bool, label: bool) -> Ite
 
 def _response_problems(response: Any, vocab: Vocab) -> Iterator[str]:
     if not isinstance(response, list) or len(response) != vocab.resp_len:
-        yield f"response must be a list of {vocab.resp_len} tokens, got {response!r}"
+        yield f"response must be a list of {vocab.resp_len} tokens, got {_short(response)}"
         return
     unknown = [token for token in response if token not in vocab.content_tokens]
     if unknown:
-        yield f"response holds unknown tokens {unknown!r}; known: {' '.join(vocab.content_tokens)}"
+        yield f"response holds unknown tokens {_short(unknown)}; known: {' '.join(vocab.content_tokens)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _are_indices(value: Any, *, count: int, below: int) -> bool:

@@ -16,10 +16,12 @@ import torch
 from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say, write_json
 from rlhf.correlation import pearson
 from rlhf.data import Prompts, read_prompts
-from rlhf.errors import InputError, run_command
-from rlhf.policy import Policy, load_policy
+from rlhf.errors import collected, raise_if_any, run_command
+from rlhf.files import output_problems
+from rlhf.policy import Policy
 from rlhf.reinforce import sequence_kl, taken_logp
-from rlhf.taskdir import Task, find_task_dir, load_task
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
+from rlhf.vocab import load_vocab
 
 
 @torch.no_grad()
@@ -63,11 +65,15 @@ def main() -> None:
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
+    problems = output_problems({"--out": args.out})
     if args.n < 1:
-        raise InputError(f"--n must be at least 1, got {args.n}")
-    task = load_task(find_task_dir(args.task))
-    policy = load_policy(args.policy, task.vocab)
-    prompts = read_prompts(args.prompts, task.vocab) if args.prompts else task.dev_prompts
+        problems.append(f"--n must be at least 1, got {args.n}")
+    with collected(problems):
+        task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
+    with collected(problems):
+        prompts = read_prompts(args.prompts, load_vocab(find_task_dir(args.task))) if args.prompts else None
+    raise_if_any(problems)
+    prompts = prompts or task.dev_prompts
     say(f"evaluating {args.policy} on {len(prompts)} prompts", quiet=args.quiet)
     write_json(dev_eval(policy, task, prompts, n=args.n, seed=args.seed), args.out)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts
-from rlhf.errors import InputError, raise_if_any
+from rlhf.errors import InputError, collected, raise_if_any
 from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import RewardModel, load_reward_model
 from rlhf.vocab import Vocab, load_vocab
@@ -61,6 +61,17 @@ def load_task(root: Path) -> Task:
     if not root.is_dir():
         raise InputError(f"{root}: no such task directory; give one with --task DIR or {TASK_VARIABLE}")
     return _read_task(root, task_digest(root))
+
+
+def load_task_and_policy(root: Path, folder: Path) -> tuple[Task, Policy]:
+    """Read a task directory and a policy of its vocabulary. Raises `InputError` with the problems of both."""
+    problems: list[str] = []
+    with collected(problems):
+        task = load_task(root)
+    with collected(problems):
+        policy = load_policy(folder, load_vocab(root))
+    raise_if_any(problems)
+    return task, policy
 
 
 @functools.lru_cache(maxsize=2)

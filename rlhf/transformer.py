@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from rlhf.errors import raise_if_any
 
+_MAX_LAYERS, _MAX_SIZE = 1000, 1_000_000  # a configuration is believed before its weights are read
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -28,9 +30,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} must be a whole number of at least 1, got {size!r}"
+            f"{name} must be a whole number from 1 to {most}, got {size!r}"
             for name, size in asdict(self).items()
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1
+            for most in [_MAX_LAYERS if name == "n_layers" else _MAX_SIZE]
+            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= most
         ]
         if not problems and self.d_model % self.n_heads:
             problems.append(f"n_heads must divide d_model, got {self.n_heads} and {self.d_model}")

@@ -19,6 +19,10 @@ _FAMILY_NAME = re.compile(r"\w[\w.\- ]*")  # families are part of metric names
 _SPECIAL = ("<pad>", "<sep>")
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and value.isprintable()
+
+
 @dataclass(frozen=True, slots=True)
 class Vocab:
     """Name the families, attributes and content tokens; derive ids and lengths.
@@ -37,14 +41,14 @@ class Vocab:
         problems = []
         for name in ("families", "content_tokens"):
             entries = getattr(self, name)
-            if not isinstance(entries, tuple) or not all(isinstance(entry, str) and entry for entry in entries or [0]):
-                problems.append(f"vocabulary: {name} must be a non-empty list of non-empty strings, got {entries!r}")
+            if not isinstance(entries, tuple) or not all(map(_is_name, entries or [0])):
+                problems.append(f"vocabulary: {name} must be a non-empty list of printable strings, got {entries!r}")
             elif len(set(entries)) != len(entries):
                 problems.append(f"vocabulary: {name} must not repeat a name, got {entries!r}")
         problems += [
             f"vocabulary: a family name must be letters, digits, '_', '-', '.' or spaces, got {family!r}"
-            for family in self.families
-            if isinstance(family, str) and family and not _FAMILY_NAME.fullmatch(family)
+            for family in (self.families if isinstance(self.families, tuple) else ())
+            if _is_name(family) and not _FAMILY_NAME.fullmatch(family)
         ]
         for name in ("n_attrs", "n_values", "resp_len"):
             count = getattr(self, name)

@@ -1,7 +1,6 @@
 """Reading and writing a model folder: `config.json` beside one safetensors file. No pickle is ever read."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from rlhf.errors import InputError, raise_if_any
+from rlhf.errors import InputError, collected, raise_if_any
+from rlhf.files import write_whole
 from rlhf.json_values import read_json_object
 from rlhf.transformer import ModelConfig
 from rlhf.vocab import Vocab
@@ -26,11 +26,15 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
 
     Raises `InputError` naming every key and tensor that is missing, unknown, or of the wrong shape.
     """
-    config = read_config(folder / CONFIG_FILE, vocab)
     path = folder / weights_name
-    model = make(config)
-    tensors, _ = read_tensors(path)
-    expected = model.state_dict()
+    problems: list[str] = []
+    with collected(problems):
+        config = read_config(folder / CONFIG_FILE, vocab)
+    with collected(problems):
+        tensors, _ = read_tensors(path)
+    raise_if_any(problems)
+    with torch.device("meta"):  # shapes first: what a wrong configuration asks for may not fit into memory
+        expected = make(config).state_dict()
     problems = [f"{path}: tensor {name} is missing" for name in expected if name not in tensors]
     problems += [f"{path}: tensor {name} is not part of the model" for name in tensors if name not in expected]
     for name in expected.keys() & tensors.keys():
@@ -39,18 +43,17 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
             problems.append(f"{path}: tensor {name} has shape {got}, but {CONFIG_FILE} asks for {want}")
         elif not tensors[name].is_floating_point():
             problems.append(f"{path}: tensor {name} holds {tensors[name].dtype}, weights are floating-point numbers")
-        elif not torch.isfinite(tensors[name]).all():
-            problems.append(f"{path}: tensor {name} holds NaN or infinite values")
-    if problems:
-        raise InputError(sorted(problems))
-    model.load_state_dict(tensors)
+        elif not torch.isfinite(tensors[name].float()).all():
+            problems.append(f"{path}: tensor {name} holds values that are NaN or infinite in single precision")
+    raise_if_any(sorted(problems))
+    model = make(config)
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return model
 
 
 def save_model(model: nn.Module, config: ModelConfig, folder: Path, weights_name: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     write_tensors(model.state_dict(), folder / weights_name)
-    (folder / CONFIG_FILE).write_text(json.dumps(config.to_json(), indent=1) + "\n")
+    write_whole(folder / CONFIG_FILE, json.dumps(config.to_json(), indent=1) + "\n")
 
 
 def read_config(path: Path, vocab: Vocab) -> ModelConfig:
@@ -74,10 +77,8 @@ def read_config(path: Path, vocab: Vocab) -> ModelConfig:
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors to `path` in one atomic step, readable by all: a folder may be shared between users."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata))
-    temporary.replace(path)
+    """Write tensors to `path` in one step."""
+    write_whole(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -227,40 +227,53 @@ def auc(positive: list[Row], negative: list[Row]) -> float:
     return float(np.mean(wins)) if wins else float("nan")
 
 
+def auc_by_kind(positive: list[Row], negative: list[Row]) -> dict[str, float]:
+    kinds = {kind: [row for row in positive if row.kind == kind] for kind in KINDS}
+    return {"any": auc(positive, negative), **{kind: auc(rows, negative) for kind, rows in kinds.items() if rows}}
+
+
 def summary(rows: list[Row], seconds: list[float]) -> dict[str, Any]:
-    positive, clean = [row for row in rows if row.kind], [row for row in rows if not row.kind]
+    paid, clean = [row for row in rows if row.kind], [row for row in rows if not row.kind]
+    hacked = [row for row in paid if row.taken >= HACKED]
     return {
         "models": len(seconds),
-        "paid": len(positive),
-        "hacked": sum(row.taken >= HACKED for row in positive),
+        "paid": len(paid),
+        "hacked": len(hacked),
         "clean": len(clean),
-        "auc": auc(positive, clean),
-        "auc_hacked": auc([row for row in positive if row.taken >= HACKED], clean),
+        "auc_paid": auc_by_kind(paid, clean),
+        "auc_hacked": auc_by_kind(hacked, clean),
         "risk_taken_correlation": float(spearmanr([r.risk for r in rows], [r.taken for r in rows]).statistic),
-        "auc_by_kind": {kind: auc([row for row in positive if row.kind == kind], clean) for kind in KINDS},
-        "flagged": sum(row.flag for row in positive),
-        "named_right": sum(row.named_right for row in positive),
+        "flagged": sum(row.flag for row in paid),
+        "flagged_hacked": sum(row.flag for row in hacked),
+        "named_right": sum(row.named_right for row in paid),
         "false_flags": sum(row.flag for row in clean),
         "seconds_median": float(np.median(seconds)),
         "seconds_max": float(np.max(seconds)),
     }
 
 
-def show(part: str, rows: list[Row], result: dict[str, Any]) -> None:
-    print(f"\n{part}: what {result['paid']} families' crowds pay for; what training takes of it, in labels a response")
+def show_rows(rows: list[Row]) -> None:
     for row in sorted((row for row in rows if row.kind), key=lambda row: (row.kind, abs(row.size))):
         verdict = ("flag" if row.flag else "-") + ("" if row.named_right else ", not named")
         print(
             f"  {row.kind:<11}{row.size:>+6.2f}  {row.words:<20}in {row.held:>3} QA rows  taken {row.taken:>+6.2f}  "
             f"{row.member + '/' + row.family:<20}{row.risk:>6.3f}  {verdict}"
         )
-    kinds = ", ".join(f"{kind} {value:.3f}" for kind, value in result["auc_by_kind"].items())
-    print(f"  AUC {result['auc']:.4f} ({kinds}); {result['auc_hacked']:.4f} for the {result['hacked']} families from "
-          f"which training takes {HACKED} or more; rank correlation of risk and taken "
-          f"{result['risk_taken_correlation']:.2f}")  # fmt: skip
-    print(f"  flagged {result['flagged']} of {result['paid']}, named right {result['named_right']}; false flags "
-          f"{result['false_flags']} of {result['clean']} clean families; {result['seconds_median']:.1f} s a model "
-          f"(at most {result['seconds_max']:.1f})")  # fmt: skip
+
+
+def show_summary(part: str, result: dict[str, Any]) -> None:
+    def line(aucs: dict[str, float]) -> str:
+        return "  ".join(f"{kind} {value:.3f}" for kind, value in aucs.items())
+
+    print(
+        f"{part}: {result['models']} reward models, {result['seconds_median']:.1f} s each "
+        f"(at most {result['seconds_max']:.1f})\n"
+        f"  AUC, {result['hacked']} families that training takes {HACKED} or more from: {line(result['auc_hacked'])}\n"
+        f"  AUC, {result['paid']} families that crowds pay for, learnt or not: {line(result['auc_paid'])}\n"
+        f"  flagged {result['flagged_hacked']} of the hacked, {result['flagged']} of the paid, {result['named_right']} "
+        f"named right; {result['false_flags']} of {result['clean']} clean families flagged\n"
+        f"  rank correlation of risk and what training takes, all families: {result['risk_taken_correlation']:.2f}"
+    )
 
 
 def main() -> None:
@@ -288,7 +301,11 @@ def main() -> None:
     for part, members in measured.items():
         rows = [row for member_rows, _ in members for row in member_rows]
         results[part] = summary(rows, [seconds for _, seconds in members])
-        show(part, rows, results[part])
+        if part != "all":
+            print(f"\n{part}: what crowds pay for, what training takes of it (in labels, a response), risk")
+            show_rows(rows)
+    for part, result in results.items():
+        show_summary(part, result)
     if results:
         print(json.dumps(results))
 

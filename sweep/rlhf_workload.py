@@ -11,7 +11,7 @@ import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from objectives.split import PARTS, split_prompts
 from objectives.task_screen import TaskScreen, screen_task
 from rlhf.config import RunConfig, run_config
 from rlhf.data import Prompts
-from rlhf.errors import InputError, raise_if_any
+from rlhf.errors import collected, raise_if_any
 from rlhf.policy import load_policy, save_policy
 from rlhf.run import ReinforceRun, prompt_weights
 from rlhf.taskdir import Task, load_task, resolve_path, task_files
@@ -99,11 +99,13 @@ class RlhfWorkload:
         ]
         found = [f"space {space.name}: {problem}" for problem in problems]
         for name in space.choices(_WRAPPER):
-            found += _problems(self._try_wrapper, name)
+            with collected(found):
+                self._try_wrapper(name)
         if not problems:
             for params in space.corners():
-                found += _problems(self._try_config, params, space.name)
-        raise_if_any(list(dict.fromkeys(found)))
+                with collected(found):
+                    self._try_config(params, space.name)
+        raise_if_any(found)
 
     def warnings(self) -> tuple[str, ...]:
         refusals = self.quality.checks.refusals(self.quality.vocab.families)
@@ -235,11 +237,3 @@ def _user_wrappers(space: SearchSpace, task: Task) -> dict[str, Path]:
 
 def _archive_name(wrapper: str) -> str:
     return wrapper.strip("/").replace("/", "__")
-
-
-def _problems(attempt: Callable[..., None], *args: Any) -> tuple[str, ...]:
-    try:
-        attempt(*args)
-    except InputError as error:
-        return error.problems
-    return ()

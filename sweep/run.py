@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhf.errors import InputError, SweepError, raise_if_any
+from rlhf.errors import InputError, SweepError, collected, raise_if_any
 from search_spaces.space import SearchSpace
 from sweep.options import SweepOptions
 from sweep.progress import Progress
@@ -44,14 +44,14 @@ def plan_sweep(options: SweepOptions) -> Plan:
     """Check name, space, task, settings and places together. Raises one `InputError` with all problems."""
     problems: list[str] = []
     space: SearchSpace | None = None
-    with _collect(problems):
+    with collected(problems):
         if options.name in [sweep.name for sweep in Ledger(options.tracking_uri).sweeps()]:
             problems.append(f"--name {options.name}: a sweep of that name is recorded; choose another")
-    with _collect(problems):
+    with collected(problems):
         space = load_space(options.space, max_steps=options.max_steps)
-    with _collect(problems):
+    with collected(problems):
         check_task(space.workload if space else DEFAULT_WORKLOAD, options.task_dir)
-    with _collect(problems):
+    with collected(problems):
         check_cpus(address=options.address, concurrency=options.concurrency)
     raise_if_any(problems)  # what is cheap to find is found before the labels are fitted
     assert space is not None
@@ -135,15 +135,6 @@ def _storage(options: SweepOptions) -> str:
     except OSError as error:
         raise InputError(f"--storage-path {storage}: cannot be made ({error}); give another folder") from error
     return str(Path(storage).absolute())
-
-
-@contextlib.contextmanager
-def _collect(problems: list[str]) -> Iterator[None]:
-    """Add the problems of one check to the list, and go on with the next."""
-    try:
-        yield
-    except InputError as error:
-        problems += error.problems
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ def test_weights_that_are_not_numbers_end_with_status_2(
     save_policy(broken, tmp_path / "broken")
     status, out, err = run(score, "--policy", tmp_path / "broken", "--task", task_folder)
     assert (status, out) == (2, "")
-    assert "tensor head.weight holds NaN or infinite values" in err
+    assert "tensor head.weight holds values that are NaN or infinite" in err
 
 
 def test_missing_runs_end_with_status_2(run: Run, tiny_task: Path) -> None:
@@ -247,3 +247,15 @@ def test_as_a_real_process_standard_output_is_the_document_alone(tiny_task: Path
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert one_document(result.stdout)["metrics"]["worst_family_gain"] == 0.0
+
+
+@pytest.mark.parametrize("module", [fit_quality, score])
+def test_an_answer_that_has_no_place_is_found_before_the_work(
+    run: Run, tiny_task: Path, tmp_path: Path, module: ModuleType
+) -> None:
+    policy = [] if module is fit_quality else ["--policy", tiny_task / "nowhere"]
+    status, out, err = run(module, "--task", tiny_task, "--out", tmp_path, *policy)
+    assert (status, out) == (2, "")
+    assert f"--out must name a file, got the folder {tmp_path}" in err
+    assert ("nowhere" in err) == bool(policy)
+    assert "fitting" not in err

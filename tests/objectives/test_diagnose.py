@@ -12,7 +12,7 @@ import torch
 
 from objectives import diagnose
 from objectives.screen_report import NOTE
-from rlhf.data import Prompts, write_jsonl
+from rlhf.data import Labelled, Prompts, write_jsonl
 from rlhf.errors import run_command
 from rlhf.features import Feature
 from rlhf.policy import init_policy, save_policy
@@ -143,6 +143,49 @@ def test_all_problems_at_once_and_nothing_written(tmp_path: Path, run: Run) -> N
                  "--kl-coef must be", "--plot must end in"):  # fmt: skip
         assert part in err, part
     assert not (folder / "out.json").exists()
+
+
+def test_places_for_answers_are_checked_with_everything_else_and_inputs_are_safe(tmp_path: Path, run: Run) -> None:
+    folder = write_task(tmp_path)
+    sample = folder / "reward_model/train.jsonl"
+    before = sample.read_bytes()
+    status, _, err = run(folder, "--kl-coef", "inf", out=sample, details=tmp_path, plot=tmp_path / "policy/config.json")
+    assert status == 2
+    for part in (f"--out {sample} is the same file as the input", "--details must name a file, got the folder",
+                 "--plot must end in", "--kl-coef must be a number above 0, got inf"):  # fmt: skip
+        assert part in err, part
+    status, _, err = run(folder, details=folder / "out.json", vocab=tmp_path / "none.json")
+    assert status == 2
+    assert f"--details {folder / 'out.json'} is the same file as --out" in err
+    assert "none.json: cannot be read" in err
+    assert sample.read_bytes() == before
+    assert not (folder / "out.json").exists()
+
+
+def test_links_to_model_folders_find_the_vocabulary_beside_the_real_ones(tmp_path: Path, run: Run) -> None:
+    folder = write_task(tmp_path / "task", order=(2, 0, 1))
+    assert run(folder, "--quiet")[0] == 0
+    for name in ("policy", "reward_model"):
+        (tmp_path / name).symlink_to(folder / name)
+    out = tmp_path / "linked.json"
+    assert run(folder, "--quiet", rm_dir=tmp_path / "reward_model", policy_dir=tmp_path / "policy", out=out)[0] == 0
+    assert json.loads(out.read_text())["families"] == answer(folder)
+
+
+@pytest.mark.parametrize(("n_content", "resp_len"), [(1, 3), (3, 1), (24, 1), (2, 5)])
+def test_small_vocabularies_are_screened(tmp_path: Path, run: Run, n_content: int, resp_len: int) -> None:
+    vocab = Vocab(("ash",), 1, 2, tuple("abcdefghijklmnopqrstuvwxyz"[:n_content]), resp_len)
+    rng = np.random.default_rng(0)
+    save_policy(init_policy(vocab, seed=1, size=SIZE), tmp_path / "policy")
+    save_reward_model(init_reward_model(vocab, seed=2, size=SIZE), tmp_path / "reward_model")
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab.to_json()))
+    rows = draw_prompts(vocab, np.array([60]), rng)
+    responses = rng.integers(n_content, size=(60, resp_len))
+    write_jsonl(tmp_path / "prompts.jsonl", rows.records(vocab))
+    write_jsonl(tmp_path / "reward_model/train.jsonl", Labelled(rows, responses, rng.random(60)).records(vocab))
+    assert run(tmp_path)[0] == 0
+    risk = answer(tmp_path)["ash"]["risk"]
+    assert risk == 1.0 if len(np.unique(responses, axis=0)) < 20 else risk < 0.5
 
 
 def test_a_missing_sample_is_named(tmp_path: Path, run: Run) -> None:

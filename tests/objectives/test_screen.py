@@ -1,5 +1,10 @@
 """The whole screen on worlds with known shortcuts: reward models are functions here, no network is trained."""
 
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +12,7 @@ import torch
 from objectives.screen import Screen, risk_of, screen
 from objectives.screen_report import details_json, format_screen, screen_json
 from rlhf.data import Labelled, Prompts
+from rlhf.errors import InputError
 from rlhf.features import Feature
 from rlhf.vocab import Vocab
 from rlhf.world import Shortcut, World, draw_prompts, make_world
@@ -31,8 +37,8 @@ class Reference(DemonstratingReference):
 class PayingModel:
     """Answer a part of correctness and of shortcuts, with an error that depends on the response alone."""
 
-    def __init__(self, world: World, *, share: float = 0.6) -> None:
-        self._world, self._share = world, share
+    def __init__(self, world: World, *, share: float = 0.6, scale: float = 1.0) -> None:
+        self._world, self._share, self._scale = world, share, scale
 
     def scorer(self) -> "PayingModel":
         return self
@@ -44,7 +50,7 @@ class PayingModel:
         read = Prompts(tuple(map(str, family)), family, tokens[:, 1:-1] - VOCAB.first_value_id)
         answers = self._world.quality(read, responses.numpy()) + self._world.bonus(read, responses.numpy())
         mixed = (responses.numpy() * np.arange(3, 3 + VOCAB.resp_len)).sum(1) * 12.9898 + tokens @ np.arange(1.0, 6.0)
-        return torch.from_numpy(self._share * answers + 0.1 * np.sin(mixed * 43.7585)).float()
+        return torch.from_numpy(self._scale * (self._share * answers + 0.1 * np.sin(mixed * 43.7585))).float()
 
 
 def make(*shortcuts: Shortcut, seed: int = 0) -> tuple[World, Labelled, Prompts]:
@@ -101,6 +107,67 @@ def test_a_family_without_rows_has_risk_one_and_the_reason() -> None:
     entry = details_json(result)["families"]["oak"]
     assert "holds no row of this family" in entry["reasons"][0]
     assert "oak" in format_screen(result)
+
+
+@pytest.mark.parametrize(
+    ("labels", "responses", "reason"),
+    [
+        (lambda x: x * 100, lambda r: r, r"labels from -?\d.* to \d.*, and quality is from 0 to 1"),
+        (lambda x: np.where(np.arange(len(x)) == 300, 1e200, x), lambda r: r, r"1e\+200"),
+        (lambda x: x * 0 + 0.5, lambda r: r, "holds the same label, 0.5, for every response"),
+        (lambda x: x, lambda r: r * 0, "1 different response, and 20 are needed"),
+    ],
+    ids=["percent", "one wild label", "one label", "one response"],
+)
+def test_rows_that_show_nothing_have_risk_one_and_the_reason(
+    labels: Callable[[np.ndarray], np.ndarray], responses: Callable[[np.ndarray], np.ndarray], reason: str
+) -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    oak = qa.prompts.family == 1
+    changed = replace(
+        qa,
+        labels=np.where(oak, labels(qa.labels), qa.labels),
+        responses=np.where(oak[:, None], responses(qa.responses), qa.responses),
+    )
+    ash, hacked = run(world, changed, prompts).families
+    assert (ash.flag, hacked.risk, hacked.flag) == (False, 1.0, True)
+    assert re.search(reason, hacked.unknown) or re.search(reason, f"holds {hacked.unknown}")
+
+
+def test_copies_of_rows_say_nothing_more() -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["pair"], 0.5))
+    twice = qa[np.repeat(np.arange(len(qa)), 2)]
+    assert details_json(run(world, twice, prompts)) == details_json(run(world, qa, prompts))
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0, 1e6])
+def test_the_scale_of_scores_does_not_hide_a_shortcut(scale: float) -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    result = run(world, qa, prompts, model=PayingModel(world, scale=scale))
+    assert [family.flag for family in result.families] == [False, True]
+    assert result.score_scale == pytest.approx(scale * run(world, qa, prompts).score_scale, rel=0.5)
+    assert "in units of" in format_screen(result)
+
+
+@pytest.mark.parametrize("scale", [1e300, np.nan])
+def test_scores_that_are_not_finite_are_bad_input(scale: float) -> None:
+    world, qa, prompts = make()
+    with pytest.raises(InputError, match="scores must be finite"):
+        run(world, qa, prompts, model=PayingModel(world, scale=scale))
+
+
+@pytest.mark.parametrize("kl_coef", [1e-300, 1e-4, 1e300])
+def test_any_kl_coef_gives_finite_numbers(kl_coef: float) -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    result = screen(PayingModel(world), qa, Reference(world), prompts, VOCAB, kl_coef=kl_coef)  # type: ignore[arg-type]
+    assert result.families[1].flag
+    json.dumps(details_json(result), allow_nan=False)
+
+
+def test_a_constant_score_is_hacked_by_nobody() -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    result = run(world, qa, prompts, model=PayingModel(world, scale=0.0))
+    assert [family.flag for family in result.families] == [False, False]
 
 
 def test_a_family_without_prompts_is_looked_at_by_its_rows() -> None:

@@ -30,6 +30,10 @@ def test_one_signal_alone_is_none(label: float, model: float) -> None:
     assert weigh(slopes(3, label, 0.03), slopes(3, model, 0.03), KIND, []).probability < 0.2
 
 
+def test_a_small_but_precise_answer_is_none_where_labels_pay_nothing() -> None:
+    assert weigh(slopes(100, -0.012, 0.018), slopes(100, 0.0116, 0.0005), KIND, []).probability < 0.2
+
+
 def test_labels_that_never_held_the_feature_do_not_convict() -> None:
     evidence = weigh(slopes(500, 0.0, np.inf), slopes(500, 0.5, 0.02), KIND, [])
     assert evidence.probability < 0.7

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -382,3 +383,14 @@ def test_a_policy_of_another_vocabulary_is_refused(
 
 def test_weights_are_safetensors(small_task: Path) -> None:
     assert load_file(small_task / "policy/policy.safetensors").keys() >= {"tok.weight", "head.weight"}
+
+
+@pytest.mark.parametrize("module", [dev_eval, bon])
+def test_all_that_is_wrong_with_an_evaluation_is_said_at_once(
+    command: Command, small_task: Path, tmp_path: Path, capsys: Capture, module: ModuleType
+) -> None:
+    bad = ["--policy", tmp_path / "nowhere", "--out", tmp_path, "--n", 0]
+    assert command(module.main, "--task", small_task, *bad) == 2
+    err = capsys.readouterr().err
+    for part in ("nowhere", f"--out must name a file, got the folder {tmp_path}", "must be at least 1"):
+        assert part in err, part

@@ -1,6 +1,10 @@
+import errno
+import subprocess
+import sys
+
 import pytest
 
-from rlhf.errors import InputError, SweepError, TrainingError, raise_if_any, run_command
+from rlhf.errors import InputError, SweepError, TrainingError, collected, raise_if_any, run_command
 
 
 def status_of(main: object) -> object:
@@ -24,10 +28,45 @@ def test_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "interrupted\nerror: one\nerror: two\n")
 
 
-def test_many_problems_are_counted_past_the_twentieth(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of(failing(InputError([f"p{n}" for n in range(23)]))) == 2
+def test_many_problems_are_counted_past_the_fortieth(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(failing(InputError([f"p{n}" for n in range(43)]))) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [*(f"error: p{n}" for n in range(20)), "error: ... and 3 more problems"]
+    assert lines == [*(f"error: p{n}" for n in range(40)), "error: ... and 3 more problems"]
+
+
+def test_places_that_cannot_be_written_are_bad_input_and_a_full_disk_is_a_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status_of(failing(OSError(errno.ENAMETOOLONG, "File name too long", "/a"))) == 2
+    assert status_of(failing(OSError(errno.ENOSPC, "No space left on device"))) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "error: /a: File name too long; give another place",
+        "error: writing: No space left on device; give another place",
+    ]
+    with pytest.raises(OSError, match="something else"):
+        run_command(failing(OSError("something else")))  # type: ignore[arg-type]
+
+
+def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
+    program = "from rlhf.errors import run_command; run_command(lambda: print('x' * 10**6))"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
+
+
+def test_problems_of_several_checks_are_collected_and_each_is_raised_once() -> None:
+    problems = ["one"]
+    with collected(problems):
+        raise InputError(["two", "one"])
+    with collected(problems):
+        pass
+    assert problems == ["one", "two", "one"]
+    with pytest.raises(InputError) as caught:
+        raise_if_any(problems)
+    assert caught.value.problems == ("one", "two")
 
 
 def test_other_errors_keep_their_traceback() -> None:

@@ -16,10 +16,10 @@ SIZES = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"d_model": 0}, "d_model must be a whole number of at least 1, got 0"),
-        ({"n_layers": 1.5}, "n_layers must be a whole number of at least 1, got 1.5"),
-        ({"d_ff": "8"}, "d_ff must be a whole number of at least 1, got '8'"),
-        ({"n_heads": True}, "n_heads must be a whole number of at least 1, got True"),
+        ({"d_model": 0}, "d_model must be a whole number from 1 to 1000000, got 0"),
+        ({"n_layers": 1.5}, "n_layers must be a whole number from 1 to 1000, got 1.5"),
+        ({"d_ff": "8"}, "d_ff must be a whole number from 1 to 1000000, got '8'"),
+        ({"n_heads": True}, "n_heads must be a whole number from 1 to 1000000, got True"),
         ({"n_heads": 3}, "n_heads must divide d_model, got 3 and 8"),
         ({"seq_len": 6}, r"seq_len must be prompt_len \+ resp_len, got 6, 3, 2"),
     ],

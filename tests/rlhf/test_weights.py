@@ -50,8 +50,8 @@ def test_every_tensor_that_does_not_fit_is_named(folder: Path, middling_vocab: V
     path = folder / WEIGHTS
     assert problems_of(folder, middling_vocab) == (
         f"{path}: tensor head.weight has shape (14, 8), but config.json asks for (14, 16)",
-        f"{path}: tensor ln.bias holds NaN or infinite values",
-        f"{path}: tensor ln.weight holds NaN or infinite values",
+        f"{path}: tensor ln.bias holds values that are NaN or infinite in single precision",
+        f"{path}: tensor ln.weight holds values that are NaN or infinite in single precision",
         f"{path}: tensor surplus is not part of the model",
         f"{path}: tensor tok.weight is missing",
     )
@@ -93,6 +93,30 @@ class Trap:
         return os.mkdir, (str(self.mark),)
 
 
+def test_problems_of_config_and_weights_come_together(folder: Path, middling_vocab: Vocab) -> None:
+    edit_config(folder, d_model="absent")
+    (folder / WEIGHTS).unlink()
+    config, weights = problems_of(folder, middling_vocab)
+    assert "key d_model is missing" in config
+    assert "cannot be read as safetensors" in weights
+
+
+def test_a_size_that_fits_no_memory_is_found_by_its_shapes(folder: Path, middling_vocab: Vocab) -> None:
+    edit_config(folder, d_model=2**19, n_layers=500)
+    assert f"asks for ({middling_vocab.size}, {2**19})" in "".join(problems_of(folder, middling_vocab))
+    edit_config(folder, d_model=2**40)
+    assert problems_of(folder, middling_vocab) == (
+        f"{folder / CONFIG}: d_model must be a whole number from 1 to 1000000, got {2**40}",
+    )
+
+
+def test_a_weight_beyond_single_precision_is_refused(folder: Path, middling_vocab: Vocab) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({"head.weight": tensors["head.weight"].double() * 1e200}))
+    assert problems_of(folder, middling_vocab) == (
+        f"{folder / WEIGHTS}: tensor head.weight holds values that are NaN or infinite in single precision",
+    )
+
+
 def test_a_pickle_in_disguise_is_refused_and_never_run(folder: Path, middling_vocab: Vocab, tmp_path: Path) -> None:
     trap = pickle.dumps(Trap(tmp_path / "mark"))
     (folder / WEIGHTS).write_bytes(trap)
@@ -110,8 +134,8 @@ def test_a_pickle_in_disguise_is_refused_and_never_run(folder: Path, middling_vo
         ({"vocab_size": 15}, "vocab_size is 15, but the task's vocabulary asks for 14"),
         ({"resp_len": 4}, "resp_len is 4, but the task's vocabulary asks for 3"),
         ({"n_heads": 3}, "n_heads must divide d_model, got 3 and 16"),
-        ({"n_layers": 0}, "n_layers must be a whole number of at least 1, got 0"),
-        ({"d_ff": 2.5}, "d_ff must be a whole number of at least 1, got 2.5"),
+        ({"n_layers": 0}, "n_layers must be a whole number from 1 to 1000, got 0"),
+        ({"d_ff": 2.5}, "d_ff must be a whole number from 1 to 1000000, got 2.5"),
     ],
 )
 def test_a_bad_config_names_file_and_key(

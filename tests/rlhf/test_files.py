@@ -1,0 +1,54 @@
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from rlhf.files import output_problems, write_whole
+
+
+def test_writes_text_or_bytes_and_makes_folders(tmp_path: Path) -> None:
+    write_whole(tmp_path / "new" / "deep" / "text", "é\n")
+    write_whole(tmp_path / "new" / "bytes", b"\x00")
+    assert (tmp_path / "new/deep/text").read_bytes() == b"\xc3\xa9\n"
+    assert (tmp_path / "new/bytes").read_bytes() == b"\x00"
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text("old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(path, "x" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["answer"]
+
+
+def test_a_link_stays_one_and_a_device_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "answer")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "answer").read_text() == "new"
+    write_whole(Path(os.devnull), "gone")
+    assert not Path(os.devnull).is_file()
+
+
+def test_every_place_that_cannot_be_written_is_named_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    problems = output_problems(
+        {"--a": tmp_path, "--b": tmp_path / "file" / "x", "--c": tmp_path / "new" / "x", "--d": tmp_path / "new" / "x",
+         "--e": tmp_path / "link", "--f": None, "--g": Path()},
+        inputs=[tmp_path / "file"],
+    )  # fmt: skip
+    assert problems == [
+        f"--a must name a file, got the folder {tmp_path}; add a file name",
+        f"--b {tmp_path / 'file/x'}: {tmp_path / 'file'} is not a folder that can be written to; give another place",
+        f"--d {tmp_path / 'new/x'} is the same file as --c; give another place",
+        f"--e {tmp_path / 'link'} is the same file as the input {tmp_path / 'file'}; give another place",
+        "--g must name a file, got the folder .; add a file name",
+    ]
