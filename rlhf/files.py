@@ -35,12 +35,30 @@ def output_problems(outputs: Mapping[str, Path | None], *, inputs: Iterable[Path
     for option, path in outputs.items():
         if path is None:
             continue
-        above = next(folder for folder in path.absolute().parents if folder.exists())
         owner = owners.setdefault(path.resolve(), option)
         if path.is_dir():
             problems.append(f"{option} must name a file, got the folder {path}; add a file name")
-        elif not above.is_dir() or not os.access(above, os.W_OK):
-            problems.append(f"{option} {path}: {above} is not a folder that can be written to; give another place")
         elif owner != option:
             problems.append(f"{option} {path} is the same file as {owner}; give another place")
+        else:
+            problems += _place_problems(option, path, path.absolute().parent)
     return problems
+
+
+def output_folder_problems(option: str, path: Path | None, *, empty: bool = False) -> list[str]:
+    """Say what is wrong with the folder that an option names for output: it must be possible to make and write to.
+
+    empty: it must hold nothing yet.
+    """
+    if path is None:
+        return []
+    if empty and path.is_dir() and any(path.iterdir()):
+        return [f"{option} {path}: already holds files; give a new or empty folder"]
+    return _place_problems(option, path, path.absolute())
+
+
+def _place_problems(option: str, path: Path, folder: Path) -> list[str]:
+    above = next(place for place in (folder, *folder.parents) if place.exists())
+    if above.is_dir() and os.access(above, os.W_OK):
+        return []
+    return [f"{option} {path}: {above} is not a folder that can be written to; give another place"]

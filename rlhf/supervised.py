@@ -9,6 +9,7 @@ from torch import nn
 
 from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say
 from rlhf.errors import raise_if_any
+from rlhf.files import output_folder_problems
 
 
 def parse_fit_options(parser: argparse.ArgumentParser, *, what: str, epochs: int, lr: float) -> argparse.Namespace:
@@ -23,7 +24,9 @@ def parse_fit_options(parser: argparse.ArgumentParser, *, what: str, epochs: int
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
-    problems = [f"--epochs must be at least 1, got {args.epochs}"] if args.epochs < 1 else []
+    problems = output_folder_problems("--out", args.out)
+    if args.epochs < 1:
+        problems.append(f"--epochs must be at least 1, got {args.epochs}")
     if not 0 < args.lr < 1:
         problems.append(f"--lr must be between 0 and 1, got {args.lr}")
     raise_if_any(problems)

@@ -15,7 +15,8 @@ import torch
 
 from rlhf.cli import add_quiet_option, add_task_option, say
 from rlhf.config import RunConfig, read_run_config
-from rlhf.errors import InputError, run_command
+from rlhf.errors import InputError, collected, raise_if_any, run_command
+from rlhf.files import output_folder_problems, write_whole
 from rlhf.policy import save_policy
 from rlhf.run import STATE_FILE, ReinforceRun
 from rlhf.taskdir import find_task_dir
@@ -35,7 +36,7 @@ def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False,
         run.load_state(state)
     out.mkdir(parents=True, exist_ok=True)
     resolved = replace(config, policy_init=config.policy_init or config.policy_ref)
-    (out / "run_config.json").write_text(json.dumps(resolved.to_json(), indent=1) + "\n")
+    write_whole(out / "run_config.json", json.dumps(resolved.to_json(), indent=1) + "\n")
     _drop_rows_after(out / "log.jsonl", run.step)
     every = config.save_every or config.steps
     with (out / "log.jsonl").open("a") as log:
@@ -55,7 +56,7 @@ def _drop_rows_after(log: Path, step: int) -> None:
     """Remove rows that a killed run logged after its last saved state; they will be logged again."""
     if log.exists():
         whole = log.read_text().split("\n")[:-1]  # a killed run may have left half a line
-        log.write_text("".join(line + "\n" for line in whole if json.loads(line)["step"] <= step))
+        write_whole(log, "".join(line + "\n" for line in whole if json.loads(line)["step"] <= step))
 
 
 def _progress(row: dict[str, float], steps: int) -> str:
@@ -72,7 +73,10 @@ def main() -> None:
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
-    config = read_run_config(args.config, args.override)
+    problems = output_folder_problems("--out", args.out)
+    with collected(problems):
+        config = read_run_config(args.config, args.override)
+    raise_if_any(problems)
     torch.set_flush_denormal(True)  # tiny Adam moments would slow a long run down
     train(config, find_task_dir(args.task), args.out, resume=args.resume, quiet=args.quiet)
 

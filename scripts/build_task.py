@@ -27,6 +27,7 @@ from rlhf.data import Labelled, Prompts, write_jsonl
 from rlhf.dev_eval import dev_eval
 from rlhf.errors import InputError, raise_if_any, run_command
 from rlhf.features import parse_feature
+from rlhf.files import output_folder_problems, output_problems, write_whole
 from rlhf.policy import Policy, save_policy
 from rlhf.reward_model import save_reward_model
 from rlhf.taskdir import (
@@ -83,10 +84,10 @@ def earlier_runs(traffic: dict[str, int]) -> list[EarlierRun]:
 
 def main() -> None:
     args = parse_args()
-    if args.out.exists() and any(args.out.iterdir()):
-        raise InputError(f"--out {args.out}: already holds files; give a new or empty folder")
+    problems = output_folder_problems("--out", args.out, empty=True) + output_problems({"--truth": args.truth})
     if args.out.resolve() in args.truth.resolve().parents:
-        raise InputError(f"--truth {args.truth}: must lie outside the task directory {args.out}")
+        problems.append(f"--truth {args.truth}: must lie outside the task directory {args.out}")
+    raise_if_any(problems)
     torch.set_num_threads(1)  # the same sums in the same order on every machine of a kind
     torch.set_flush_denormal(True)
     vocab = read_vocab(args.vocab) if args.vocab else DEFAULT_VOCAB
@@ -99,10 +100,10 @@ def main() -> None:
     traffic = {family: max(1, round(PILOT_TRAFFIC.get(family, 333) * args.dev / 2000)) for family in vocab.families}
     reference = build_data(args, world, traffic, rng)
     build_reward_model(args, world, reference, rng)
-    write_text(args.out / "configs/default.json", json.dumps(DEFAULT_CONFIG, indent=1) + "\n")
+    write_whole(args.out / "configs/default.json", json.dumps(DEFAULT_CONFIG, indent=1) + "\n")
     if not args.no_runs:
         build_runs(args.out, earlier_runs(traffic), steps_scale=args.run_steps_scale)
-    write_text(args.truth, json.dumps(world.to_json()) + "\n")
+    write_whole(args.truth, json.dumps(world.to_json()) + "\n")
     write_manifest(args)
 
 
@@ -110,7 +111,7 @@ def build_data(args: argparse.Namespace, world: World, traffic: dict[str, int], 
     """Write vocabulary, prompts, the reference trained on demonstrations, and expert labels; return the reference."""
     vocab, out, n_families = world.vocab, args.out, len(world.vocab.families)
     if vocab != DEFAULT_VOCAB:
-        write_text(out / VOCAB_FILE, json.dumps(vocab.to_json(), indent=1) + "\n")
+        write_whole(out / VOCAB_FILE, json.dumps(vocab.to_json(), indent=1) + "\n")
     demo_prompts = draw_prompts(vocab, split_evenly(args.demos, n_families), rng)
     demos = torch.from_numpy(world.demonstrate(demo_prompts, rng))
     reference = train_sft(demo_prompts, demos, vocab, epochs=args.sft_epochs, seed=args.seed, quiet=args.quiet)
@@ -138,7 +139,7 @@ def build_reward_model(args: argparse.Namespace, world: World, reference: Policy
     ])  # fmt: skip
     sample_rows: Labelled = crowd[np.sort(shipped)]
     write_jsonl(args.out / CROWD_LABELS, sample_rows.records(vocab))
-    write_text(
+    write_whole(
         args.out / REWARD_MODEL / "TRAINING.md",
         f"# Reward model\n\nTrained on {args.crowd:,} crowd-labelled responses of the reference policy (temperature "
         f"{CROWD_TEMPERATURE}) by mean squared error, {args.rm_epochs} epochs, Adam 2e-3.\n"
@@ -159,11 +160,11 @@ def build_run(out: Path, run: EarlierRun, steps_scale: float) -> str:
     policy = train(run_config(values, source=run.name), out, folder, quiet=True).policy
     task = load_task(out)
     evaluation = dev_eval(policy, task, task.dev_prompts)
-    write_text(folder / "dev_eval.json", json.dumps(evaluation, indent=1) + "\n")
+    write_whole(folder / "dev_eval.json", json.dumps(evaluation, indent=1) + "\n")
     proxy, kl = evaluation["proxy_mean"], evaluation["kl_mean"]
     settings = f"kl_coef {run.config['kl_coef']}, {values['steps']} steps"
     note = f"# {run.name}\n\n{run.note}\n\nSettings: {settings}. Dev proxy reward {proxy:.3f}, KL {kl:.2f}.\n"
-    write_text(folder / "NOTES.md", note)
+    write_whole(folder / "NOTES.md", note)
     return f"{run.name}: dev proxy {proxy:.3f}, KL {kl:.2f}"
 
 
@@ -208,11 +209,6 @@ def check_sizes(args: argparse.Namespace, vocab: Vocab) -> None:
     raise_if_any(problems)
 
 
-def write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 def write_manifest(args: argparse.Namespace) -> None:
     """Record seed, options, versions, and the digest of every file but the logs, which hold elapsed times."""
     options = {k: v for k, v in vars(args).items() if k not in ("out", "truth", "quiet", "vocab")}
@@ -220,7 +216,7 @@ def write_manifest(args: argparse.Namespace) -> None:
     digests = {p.relative_to(args.out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     versions = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "safetensors")}
     manifest = {"options": options, "versions": versions, "sha256": digests}
-    write_text(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    write_whole(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 
 def parse_args() -> argparse.Namespace:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.cli import add_task_option, say
-from rlhf.errors import InputError, run_command
+from rlhf.errors import raise_if_any, run_command
+from rlhf.files import output_folder_problems, write_whole
 from sweep.candidate import PREFERENCES, Candidate, front, nearest, ranked
 from sweep.cli import add_sweep_options, task_of
 from sweep.store import tracking_uri
@@ -34,10 +35,10 @@ _WHY = {
 
 def main() -> int:
     args = _parse()
-    if args.out and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise InputError(f"--out {args.out}: already holds files; give a new or empty folder")
+    problems = output_folder_problems("--out", args.out, empty=True)
     if args.register is not None and (not args.register or set(args.register) & set("/:")):
-        raise InputError(f"--register must be a name without '/' and ':', got {args.register!r}")
+        problems.append(f"--register must be a name without '/' and ':', got {args.register!r}")
+    raise_if_any(problems)
     from sweep.tracking import Ledger  # mlflow takes seconds to import
 
     ledger = Ledger(tracking_uri(args.tracking_uri))
@@ -72,7 +73,7 @@ def main() -> int:
         document["registered"] = {"model": args.register, "version": ledger.register(picked, args.register)}
     if args.out:
         ledger.download(picked, args.out)
-        (args.out / "pick.json").write_text(json.dumps(document, indent=2) + "\n")
+        write_whole(args.out / "pick.json", json.dumps(document, indent=2) + "\n")
     ledger.note_pick(sweep, picked, document)
     print(json.dumps(document, indent=2) if args.json else _describe(sweep.name, picked, why, certificate))
     if args.out:

@@ -394,3 +394,11 @@ def test_all_that_is_wrong_with_an_evaluation_is_said_at_once(
     err = capsys.readouterr().err
     for part in ("nowhere", f"--out must name a file, got the folder {tmp_path}", "must be at least 1"):
         assert part in err, part
+
+
+def test_training_into_a_file_is_refused_before_it_begins(command: Command, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("kept")
+    for main, option in ((train_sft.main, "--data"), (train_rm.main, "--data"), (train_rl.main, "--config")):
+        assert command(main, option, tmp_path / "none", "--out", tmp_path / "file") == 2
+        assert f"--out {tmp_path / 'file'}: {tmp_path / 'file'} is not a folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.files import output_problems, write_whole
+from rlhf.files import output_folder_problems, output_problems, write_whole
 
 
 def test_writes_text_or_bytes_and_makes_folders(tmp_path: Path) -> None:
@@ -52,3 +52,17 @@ def test_every_place_that_cannot_be_written_is_named_with_its_option(tmp_path: P
         f"--e {tmp_path / 'link'} is the same file as the input {tmp_path / 'file'}; give another place",
         "--g must name a file, got the folder .; add a file name",
     ]
+
+
+def test_a_folder_for_output_can_be_made_and_is_empty_where_it_must_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert output_folder_problems("--out", None) == []
+    assert output_folder_problems("--out", tmp_path / "new" / "deep", empty=True) == []
+    assert output_folder_problems("--out", tmp_path) == []
+    assert output_folder_problems("--out", tmp_path, empty=True) == [
+        f"--out {tmp_path}: already holds files; give a new or empty folder"
+    ]
+    for below in ("file", "file/x"):
+        assert output_folder_problems("--out", tmp_path / below) == [
+            f"--out {tmp_path / below}: {tmp_path / 'file'} is not a folder that can be written to; give another place"
+        ]
