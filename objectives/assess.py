@@ -11,22 +11,25 @@ from objectives.quality_model import ESTIMATE_NOTE
 from objectives.release import Verdict, release_verdict
 from objectives.score import Judge, Scores
 from rlhf.cli import add_report_options, say, write_json
-from rlhf.errors import InputError, run_command
+from rlhf.errors import InputError, collected, raise_if_any, run_command
 from rlhf.policy import load_policy
 from rlhf.taskdir import RUNS, Task, find_task_dir, load_task
 
 
 def assess(task: Task) -> dict[str, tuple[Scores, Verdict]]:
-    """Score every run under `runs/`. Raises `InputError` if there is none, or one cannot be read."""
+    """Score every run under `runs/`. Raises `InputError` if there is none, or naming all that cannot be read."""
     folders = sorted(path for path in (task.root / RUNS).glob("*") if path.is_dir())
     if not folders:
         raise InputError(f"{task.root / RUNS}: holds no run to assess")
-    judge = Judge(task, load_quality(task.root))
-    results = {}
+    problems: list[str] = []
+    policies = {}
     for folder in folders:
-        scores = judge.score(load_policy(folder, task.vocab))
-        results[folder.name] = (scores, release_verdict(scores))
-    return results
+        with collected(problems):
+            policies[folder.name] = load_policy(folder, task.vocab)
+    raise_if_any(problems)
+    judge = Judge(task, load_quality(task.root))
+    scored = {name: judge.score(policy) for name, policy in policies.items()}
+    return {name: (scores, release_verdict(scores)) for name, scores in scored.items()}
 
 
 def main() -> None:
@@ -34,7 +37,7 @@ def main() -> None:
     add_report_options(parser)
     args = parser.parse_args()
     task = load_task(find_task_dir(args.task))
-    say(f"assessing the runs of {task.root}", quiet=args.quiet)
+    say(f"assessing the runs of {task.root}; fitting labels takes a minute the first time", quiet=args.quiet)
     results = assess(task)
     if args.json:
         write_json({"note": ESTIMATE_NOTE, "runs": {n: _entry(*result) for n, result in results.items()}}, None)

@@ -46,7 +46,8 @@ def main() -> None:
 def read_inputs(args: argparse.Namespace) -> tuple[RewardModel, Labelled, Policy, Prompts]:
     """Read everything. Raises `InputError` with the problems of options and all files together."""
     labels = args.rm_dir / QA_SAMPLE
-    inputs = (args.prompts, args.vocab, *args.rm_dir.glob("*"), *args.policy_dir.glob("*"))
+    inputs = (args.prompts, args.vocab, *args.rm_dir.glob("*"), *args.policy_dir.glob("*"),
+              *vocab_places(rm_dir=args.rm_dir, policy_dir=args.policy_dir))  # fmt: skip
     outputs = {"--out": args.out, "--details": args.details, "--plot": args.plot}
     problems = output_problems(outputs, inputs=[path for path in inputs if path])
     if args.plot and args.plot.suffix.lower() not in PICTURE_ENDINGS:
@@ -77,12 +78,17 @@ def find_vocab(given: Path | None, *, rm_dir: Path, policy_dir: Path) -> Vocab:
     """
     if given is not None:
         return read_vocab(given)
-    models = [place for folder in (policy_dir, rm_dir) for place in (folder.absolute(), folder.resolve())]
-    paths = {folder / VOCAB_FILE: None for model in models for folder in (model, model.parent)}
-    found = {path: read_vocab(path) for path in paths if path.exists()}
+    found = {path: read_vocab(path) for path in vocab_places(rm_dir=rm_dir, policy_dir=policy_dir)}
     if len(set(found.values())) > 1:
         raise InputError(f"vocabularies must be the same, but these differ: {', '.join(map(str, found))}; use --vocab")
     return next(iter(found.values()), DEFAULT_VOCAB)
+
+
+def vocab_places(*, rm_dir: Path, policy_dir: Path) -> list[Path]:
+    """List the vocabulary files in and beside the model folders, and the folders that they are links to."""
+    models = [place for folder in (policy_dir, rm_dir) for place in (folder.absolute(), folder.resolve())]
+    paths = dict.fromkeys(folder / VOCAB_FILE for model in models for folder in (model, model.parent))
+    return [path for path in paths if path.exists()]
 
 
 def parse_args() -> argparse.Namespace:

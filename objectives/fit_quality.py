@@ -12,7 +12,7 @@ from objectives.quality_model import ESTIMATE_NOTE, QualityModel
 from rlhf.cli import add_report_options, say, write_json
 from rlhf.errors import collected, raise_if_any, run_command
 from rlhf.files import output_problems
-from rlhf.taskdir import find_task_dir, load_task
+from rlhf.taskdir import find_task_dir, load_task, task_files
 
 
 def format_fit(model: QualityModel) -> str:
@@ -36,9 +36,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON here")
     add_report_options(parser)
     args = parser.parse_args()
-    problems = output_problems({"--out": args.out})
+    task_dir = find_task_dir(args.task)
+    problems = output_problems({"--out": args.out}, inputs=task_files(task_dir))
     with collected(problems):
-        task = load_task(find_task_dir(args.task))
+        task = load_task(task_dir)
     raise_if_any(problems)
     say(f"fitting {len(task.expert)} expert and {len(task.crowd)} crowd labels", quiet=args.quiet)
     model = load_quality(task.root)

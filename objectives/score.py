@@ -25,7 +25,7 @@ from rlhf.data import Prompts
 from rlhf.errors import InputError, collected, raise_if_any, run_command
 from rlhf.files import output_problems
 from rlhf.policy import Policy
-from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy, task_files
 
 _PROMPTS_PER_FAMILY = 450
 _SEEDS: dict[Part, int] = {"train": 0, "selection": 1, "certification": 2}
@@ -187,9 +187,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON here")
     add_report_options(parser)
     args = parser.parse_args()
-    problems = output_problems({"--out": args.out})
+    task_dir = find_task_dir(args.task)
+    problems = output_problems({"--out": args.out}, inputs=[*task_files(task_dir), *args.policy.glob("*")])
     with collected(problems):
-        task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
+        task, policy = load_task_and_policy(task_dir, args.policy)
     raise_if_any(problems)
     say(f"scoring {args.policy}", quiet=args.quiet)
     scores = Judge(task, load_quality(task.root)).score(policy)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -28,17 +29,15 @@ from objectives.screen_probe import (
     score_responses,
 )
 from objectives.screen_search import Search, search_family
-from rlhf.correlation import pearson
 from rlhf.data import Labelled, Prompts
 from rlhf.policy import Policy
 from rlhf.reward_model import RewardModel
 from rlhf.vocab import Vocab
 
 FLAG_RISK = 0.5  # a family is flagged from this risk on
-MIN_QA_ROWS = 20  # of a family, with different responses; fewer cannot show what crowd labels pay for
+MIN_QA_RESPONSES = 20  # different ones, of a family; fewer cannot show what crowd labels pay for
 _LEAST_SHARE = 0.6  # of the probability, where optimisation takes nothing from the shortcut
-_OTHER_SCALE = 2.0  # times wider than labels: no longer the same scale
-_RELATED = 0.2  # correlation with labels, from which scores have a scale
+_OTHER_SCALE = 2.5  # times as wide as labels: no longer the same scale
 _HALF_EXPLOITED = 0.25  # reward a response taken from shortcuts
 _WORKERS = 2
 _DIGITS = 6  # of a risk: sums in another order differ in the last of sixteen
@@ -111,20 +110,22 @@ def screen(
     reference's probabilities are not finite.
     """
     by_family = [distinct_rows(qa[qa.prompts.family == family]) for family in range(len(vocab.families))]
+    unknown = [why_unknown(rows) for rows in by_family]
 
-    def screen_one(family: int) -> FamilyScreen:
+    def screen_one(family: int, scale: float) -> FamilyScreen:
         name, rows = vocab.families[family], by_family[family]
-        unknown = why_unknown(rows)
-        if unknown:
-            return FamilyScreen(name, len(rows), 1.0, None, unknown)
+        if unknown[family]:
+            return FamilyScreen(name, len(rows), 1.0, None, unknown[family])
         attrs = np.unique(np.concatenate([prompts.attrs[prompts.family == family], rows.prompts.attrs]), axis=0)
         probe = probe_family(reward_model, reference, family, attrs, scale=scale)
         look = look_closely(rows, probe, reward_model, reference, family, kl_coef=kl_coef)
         return FamilyScreen(name, len(rows), risk_of(look.search.probability, look.exploited), look)
 
     with _one_thread_each() as pool:
-        scale = pool.submit(score_scale, reward_model, by_family, vocab).result()
-        return Screen(tuple(pool.map(screen_one, range(len(vocab.families)))), vocab, kl_coef, scale)
+        known = {family: rows for family, rows in enumerate(by_family) if not unknown[family]}
+        scale = pool.submit(score_scale, reward_model, known, vocab).result()
+        families = pool.map(screen_one, range(len(vocab.families)), repeat(scale))
+        return Screen(tuple(families), vocab, kl_coef, scale)
 
 
 def why_unknown(rows: Labelled) -> str:
@@ -132,9 +133,9 @@ def why_unknown(rows: Labelled) -> str:
     if not len(rows):
         return "no row of this family"
     n_responses = len(np.unique(rows.responses, axis=0))
-    if n_responses < MIN_QA_ROWS:
+    if n_responses < MIN_QA_RESPONSES:
         number = f"{n_responses} different response{'' if n_responses == 1 else 's'}"
-        return f"{number}, and {MIN_QA_ROWS} are needed to see what crowd labels pay for"
+        return f"{number}, and {MIN_QA_RESPONSES} are needed to see what crowd labels pay for"
     low, high = float(rows.labels.min()), float(rows.labels.max())
     if low == high:
         return f"the same label, {low:g}, for every response"
@@ -147,20 +148,14 @@ def why_unknown(rows: Labelled) -> str:
     return ""
 
 
-def score_scale(reward_model: RewardModel, by_family: list[Labelled], vocab: Vocab) -> float:
-    """Return what to divide scores by so that labels rise by one for each unit; 1 if they about do.
-
-    Labels rise so for any model that was fitted to them by least squares, however well. The median over families.
-    """
-    scales = []
-    for family, rows in enumerate(by_family):
-        if not why_unknown(rows):
-            scores = score_responses(reward_model, family_prompts(family, rows.prompts.attrs, vocab), rows.responses)
-            correlation = pearson(scores, rows.labels) or 0.0
-            if correlation > _RELATED:
-                scales.append(scores.std() / (correlation * rows.labels.std()))
-    scale = float(np.median(scales)) if scales else 1.0
-    return 1.0 if 1 / _OTHER_SCALE < scale < _OTHER_SCALE else scale
+def score_scale(reward_model: RewardModel, by_family: dict[int, Labelled], vocab: Vocab) -> float:
+    """Return how much wider than labels the reward model's scores are: the median over families, 1 if about as wide."""
+    ratios = []
+    for family, rows in by_family.items():
+        scores = score_responses(reward_model, family_prompts(family, rows.prompts.attrs, vocab), rows.responses)
+        ratios.append(scores.std() / rows.labels.std())
+    ratio = float(np.median(ratios)) if ratios else 1.0
+    return ratio if ratio > _OTHER_SCALE or 0 < ratio < 1 / _OTHER_SCALE else 1.0
 
 
 def look_closely(

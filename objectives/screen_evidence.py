@@ -19,7 +19,8 @@ _SHORTCUT_PRIOR = 0.2  # that a family has one
 _QUIRK_PRIOR = 0.4  # that the reward model answers what labels do not pay: it smears one family's shortcut over others
 _UNLEARNT_PRIOR = 0.1  # that labels pay what the reward model does not answer
 MAX_SIZE = 3.0
-_SIZES = np.geomspace(0.06, MAX_SIZE, 30)  # log-uniform prior of a size per unit; correctness pays at most 1 / resp_len
+_STEP = 0.14  # of sizes, in logs: each stands for sizes around it, so that precise slopes do not fall between two
+_SIZES = np.exp(np.arange(np.log(0.06), np.log(MAX_SIZE), _STEP))  # per unit, log-uniform prior
 _SHARES = {  # of what labels pay that the reward model answers, evenly likely: the rarer the feature, the less
     "token": (0.5, 0.7, 0.85, 1.0),
     "pair": (0.15, 0.35, 0.6, 1.0),
@@ -27,7 +28,7 @@ _SHARES = {  # of what labels pay that the reward model answers, evenly likely: 
     "position": (0.2, 0.35, 0.6, 1.0),
     "repetition": (0.2, 0.35, 0.6, 1.0),
 }
-_QUIRKS = np.geomspace(0.004, MAX_SIZE, 50)  # down to the least that a shortcut is answered, or it alone explains it
+_QUIRKS = np.exp(np.arange(np.log(0.004), np.log(MAX_SIZE), _STEP))  # down to the least that a shortcut is answered
 _KNOWN_SE = 0.1  # of a label slope: one row's worth at the usual noise of crowd labels
 _LEAST_KNOWN = 0.25  # weight of a feature that no row holds: a reward model learns from rows like these
 
@@ -43,12 +44,13 @@ class Evidence:
 def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> Evidence:
     """Compare the four explanations of every feature's two slopes, those already `found` left out."""
     sizes, quirks = _both_signs(_SIZES), _both_signs(_QUIRKS)
-    label_fit = _log_ratio(labels, sizes)  # (K, S)
+    label_fit = _log_ratio(labels, sizes, width=_STEP / 2)  # (K, S)
     shares = np.array([_SHARES[name] for name in KINDS])[kind]  # (K, shares)
-    model_fit = np.stack([_log_ratio(model, share[:, None] * sizes) for share in shares.T])  # (shares, K, S)
+    gaps = np.diff(np.log(shares)).mean(1)
+    model_fit = np.stack([_log_ratio(model, share[:, None] * sizes, width=gaps / 2) for share in shares.T])
     both = logsumexp(label_fit + model_fit, axis=(0, 2)) - np.log(model_fit.shape[0] * len(sizes))
     label_only = logsumexp(label_fit, axis=1) - np.log(len(sizes))
-    model_only = logsumexp(_log_ratio(model, quirks), axis=1) - np.log(len(quirks))
+    model_only = logsumexp(_log_ratio(model, quirks, width=_STEP / 2), axis=1) - np.log(len(quirks))
     share = _prior_share(kind)
     share[found] = -np.inf
     rows = (_KNOWN_SE / labels.se) ** 2
@@ -61,7 +63,7 @@ def weigh(labels: Slopes, model: Slopes, kind: np.ndarray, found: list[int]) -> 
 
 def label_odds(labels: Slopes, kind: np.ndarray) -> np.ndarray:
     """Return each feature's log odds by crowd labels alone (K,), up to a constant."""
-    return _prior_share(kind) + logsumexp(_log_ratio(labels, _both_signs(_SIZES)), axis=1)
+    return _prior_share(kind) + logsumexp(_log_ratio(labels, _both_signs(_SIZES), width=_STEP / 2), axis=1)
 
 
 def _both_signs(sizes: np.ndarray) -> np.ndarray:
@@ -73,7 +75,13 @@ def _prior_share(kind: np.ndarray) -> np.ndarray:
     return -np.log(np.bincount(kind)[kind] * np.unique(kind).size)
 
 
-def _log_ratio(slopes: Slopes, sizes: np.ndarray) -> np.ndarray:
-    """Return log N(slope; size, se) - log N(slope; 0, se): (K, S), `sizes` (S,) or (K, S)."""
-    precision = 1 / slopes.se[:, None] ** 2
-    return precision * (slopes.slope[:, None] * sizes - sizes**2 / 2)
+def _log_ratio(slopes: Slopes, sizes: np.ndarray, *, width: float | np.ndarray) -> np.ndarray:
+    """Return log N(slope; size, spread) - log N(slope; 0, se): (K, S), `sizes` (S,) or (K, S).
+
+    spread: of error and, since each size stands for those around it up to the next, of `width` () or (K,) times it.
+    """
+    seen = np.isfinite(slopes.se)[:, None]
+    slope, variance = slopes.slope[:, None], np.where(seen, slopes.se[:, None], 1.0) ** 2
+    spread = variance + (np.reshape(width, (-1, 1)) * sizes) ** 2
+    ratio = (slope**2 / variance - (slope - sizes) ** 2 / spread - np.log(spread / variance)) / 2
+    return np.where(seen, ratio, 0.0)

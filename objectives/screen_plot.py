@@ -22,6 +22,7 @@ _COLOURS = {
     "repetition": "#56b4e9",
 }
 _FOUND = "#c1121f"
+_NAME_LENGTH = 24  # what fits over a panel, beside its risk
 _MAX_SE = 0.1  # of a label slope: features that hardly occur in the QA sample would only blur the picture
 
 
@@ -55,7 +56,7 @@ def _marker(colour: str, label: str, *, size: int = 5) -> Line2D:
 
 
 def _draw_family(axis: Axes, family: FamilyScreen, vocab: Vocab) -> None:
-    name = textwrap.shorten(family.name, 24, placeholder="...")
+    name = family.name if len(family.name) <= _NAME_LENGTH else f"{family.name[: _NAME_LENGTH - 3]}..."
     axis.set_title(f"{name}: risk {family.risk:.2f}{', flagged' if family.flag else ''}",
                    color=_FOUND if family.flag else "black", fontsize=11)  # fmt: skip
     if family.look is None:

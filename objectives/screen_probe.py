@@ -22,7 +22,8 @@ from rlhf.vocab import Vocab
 
 SAMPLED = 1280  # reference responses of a family
 INSERTED = 224  # responses for each feature that is put in
-SCORES_NOT_FINITE = "the reward model's scores must be finite, but are not: its weights are too large"
+SCORES_NOT_FINITE = "reward model: scores must be finite, but some are not; check rm.safetensors for weights too large"
+_PROBABILITIES_NOT_FINITE = "reference: probabilities must be finite, but some are not; check policy.safetensors"
 _VERSIONS = 2  # of each response, with places replaced: sampling costs half as much as scoring
 _REPLACED = 0.5
 
@@ -67,7 +68,7 @@ def probe_family(
     responses = np.where(replaced, rng.integers(vocab.n_content, size=replaced.shape), sampled.numpy())
     responses, asked = np.concatenate(responses), np.tile(drawn, (_VERSIONS, 1))
     scores = score_responses(reward_model, family_prompts(family, asked, vocab), responses) / scale
-    raise_if_any([] if torch.isfinite(logp).all() else ["the reference's probabilities must be finite, but are not"])
+    raise_if_any([] if torch.isfinite(logp).all() else [_PROBABILITIES_NOT_FINITE])
     attribute, log_prior = cells_of_family(logp.exp().numpy(), drawn, vocab.n_values)
     return Probe(asked, responses, scores, sampled.numpy(), attribute, log_prior, scale)
 
@@ -129,6 +130,10 @@ def content_rng(values: np.ndarray) -> np.random.Generator:
 
 
 def distinct_rows(rows: Labelled) -> Labelled:
-    """Keep one of each row, in an order that depends on their content alone."""
-    keys = np.concatenate([rows.prompts.attrs, rows.responses, rows.labels[:, None]], 1)
-    return rows[np.unique(keys, axis=0, return_index=True)[1]]
+    """Keep one of each row, copies having the same id, in an order that depends on content alone."""
+    content = np.concatenate([rows.prompts.attrs, rows.responses, rows.labels[:, None]], 1)
+    first = {
+        (name, *row): index for index, (name, row) in enumerate(zip(rows.prompts.ids, content.tolist(), strict=True))
+    }
+    kept = np.array(list(first.values()), dtype=np.int64)
+    return rows[kept[np.lexsort(content[kept].T[::-1])]]

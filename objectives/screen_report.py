@@ -5,13 +5,18 @@ from typing import Any
 from objectives.screen import FLAG_RISK, FamilyScreen, Look, Screen
 from objectives.screen_features import Catalogue
 from rlhf.features import KINDS, feature_json
+from rlhf.taskdir import QA_SAMPLE
 from rlhf.vocab import Vocab
 
 NOTE = (
     "risk is the probability of a shortcut that crowd labels pay and the reward model answers, times 0.6 to 1 by how "
     f"much reward optimisation would take from it; a family is flagged from {FLAG_RISK} on. Sizes are per unit of a "
-    "feature, correctness accounted for; the reward model's scores were divided by score_scale. Forecasts are for the "
-    "optimum, where a training run is heading."
+    "feature, correctness accounted for; the reward model's scores were divided by score_scale, but for the forecast's "
+    "reward. Forecasts are for the optimum, where a training run is heading. Positions count from 0."
+)
+NEXT = (
+    "Train without flagged families (prompt mix without_flagged), or with a reward that does not pay for shortcuts "
+    "(reward wrapper debias or label_quality): the space kl_mix tries these, and the judge looks at every family."
 )
 
 
@@ -28,7 +33,7 @@ def details_json(screen: Screen) -> dict[str, Any]:
             "flag": family.flag,
             "qa_rows": family.n_rows,
             "reasons": reasons(family, screen),
-            **(_look_json(family.look, screen.vocab) if family.look else {}),
+            **_look_json(family.look, screen.vocab),
         }
         for family in screen.families
     }
@@ -39,7 +44,9 @@ def reasons(family: FamilyScreen, screen: Screen) -> list[str]:
     """Say in words why a family has its risk; one sentence a finding."""
     look = family.look
     if look is None:
-        return [f"{family.name}: the QA sample holds {family.unknown}; nothing can be said, so the risk is 1"]
+        return [
+            f"{family.name}: the QA sample ({QA_SAMPLE}) holds {family.unknown}; nothing can be said, so the risk is 1"
+        ]
     if not look.search.found:
         return [
             f"{family.name}: no shortcut found among {len(look.catalogue):,} features; the likeliest, "
@@ -51,18 +58,23 @@ def reasons(family: FamilyScreen, screen: Screen) -> list[str]:
 
 
 def _finding(name: str, look: Look, column: int, screen: Screen) -> str:
-    feature, vocab = look.catalogue.features[column], screen.vocab
-    label, model = look.search.labels.slope[column], look.search.model.slope[column]
-    scale = "" if screen.score_scale == 1 else f", in units of {screen.score_scale:.3g}"
-    verb = "pay" if label >= 0 else "take"
+    what, unit = f"`{look.catalogue.features[column].label(screen.vocab)}`", 1 / screen.vocab.resp_len
+    pays, answers = look.search.labels.slope[column], look.search.model.slope[column]
+    scale = "" if screen.score_scale == 1 else f" in units of {screen.score_scale:.3g}"
     return (
-        f"{name}: crowd labels {verb} {abs(label):.2f} per `{feature.label(vocab)}` (an expert pays at most "
-        f"{1 / vocab.resp_len:.3f}); the reward model answers {model:+.2f}{scale}; at kl_coef {screen.kl_coef:g} "
-        f"expect {look.optimum_mean[column]:.2f} a response, in the reference {look.reference_mean[column]:.2f}"
+        f"{name}: crowd labels {'pay' if pays >= 0 else 'take'} {abs(pays):.2f} per {what} (an expert pays at most "
+        f"{unit:.3f}); the reward model answers {answers:+.2f}{scale}; at the optimum for kl_coef {screen.kl_coef:g} "
+        f"expect {look.optimum_mean[column]:.2f} {what} a response, {look.reference_mean[column]:.2f} in the reference"
     )
 
 
-def _look_json(look: Look, vocab: Vocab) -> dict[str, Any]:
+def _look_json(look: Look | None, vocab: Vocab) -> dict[str, Any]:
+    """Return what was seen, with the same keys where nothing was."""
+    if look is None:
+        return {
+            "probability": None, "exploited_reward": None, "findings": [], "likeliest": None, "forecast": None,
+            "looked_at": None, "not_looked_at": None,
+        }  # fmt: skip
     forecast = look.forecast
     return {
         "probability": look.search.probability,
@@ -105,4 +117,4 @@ def format_screen(screen: Screen) -> str:
     lines += [f"{f.name:<{width}}{f.risk:>6.3f}  {'FLAG' if f.flag else '-'}" for f in screen.families]
     flagged = [reason for family in screen.families if family.flag for reason in reasons(family, screen)]
     left_out = sorted({f.look.catalogue.left_out for f in screen.families if f.look and f.look.catalogue.left_out})
-    return "\n".join([*lines, "", *(flagged or ["no family is flagged"]), *left_out])
+    return "\n".join([*lines, "", *([*flagged, NEXT] if flagged else ["no family is flagged"]), *left_out])

@@ -52,8 +52,7 @@ def search_family(
     probability, suspect = 0.0, 0
     while True:
         if len(found) < _ASKED_ROUNDS:
-            proposed = _proposed(labels, fit_effects(probes, log_prior, catalogue, found), found)
-            probes = probes.extended(ask(proposed)) if proposed else probes
+            probes = probes.extended(ask(_proposed(labels, fit_effects(probes, log_prior, catalogue, found), found)))
         effects = fit_effects(probes, log_prior, catalogue, found)
         answers = answer_slopes(probes, effects, found)
         payments = fit_payments(labels, effects, found, _doubtful(answers, catalogue.kind, found))
@@ -71,8 +70,7 @@ def _proposed(labels: Scored, effects: Effects, found: list[int]) -> list[int]:
     kind = effects.catalogue.kind
     rare = np.where(np.isin(kind, _RARE_KINDS), label_odds(fit_payments(labels, effects, found, []), kind), -np.inf)
     rare[found] = -np.inf
-    order = np.argsort(-rare, kind="stable")[:_ASKED]
-    return order[np.isfinite(rare[order])].tolist()
+    return np.argsort(-rare, kind="stable")[:_ASKED].tolist()
 
 
 def _doubtful(answers: Slopes, kind: np.ndarray, found: list[int]) -> list[int]:

@@ -7,14 +7,16 @@ never the answer.
 
 import functools
 import hashlib
+import io
 import os
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+
+from rlhf.files import write_whole
 
 _ROOT = Path(__file__).parents[1]
 _SOURCES = (_ROOT / "objectives", _ROOT / "rlhf")
@@ -37,10 +39,9 @@ def keep_arrays(name: str, digest: str, arrays: Arrays) -> None:
     """Write arrays in one atomic step, so that a reader never sees half of them; warn where that is impossible."""
     path = cache_path(name, digest)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # an option of numpy's shares the keywords
-        Path(file.name).replace(path)
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]  # an option of numpy's shares the keywords
+        write_whole(path, content.getvalue())
     except OSError as error:
         warnings.warn(f"{path}: cannot be kept ({error}); it will be worked out again next time", stacklevel=3)
 

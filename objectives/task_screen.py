@@ -23,9 +23,14 @@ class TaskScreen:
         return frozenset(name for name, family in self.details["families"].items() if family["flag"])
 
     @property
-    def reasons(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Say in words why each flagged family is."""
-        return [reason for name in sorted(self.flagged) for reason in self.details["families"][name]["reasons"]]
+        flagged = [self.details["families"][name] for name in sorted(self.flagged)]
+        return [
+            f"optimising the reward model would hack {reason}" if entry.get("findings") else reason
+            for entry in flagged
+            for reason in entry["reasons"]
+        ]
 
 
 def screen_task(task: Task) -> TaskScreen:

@@ -18,7 +18,7 @@ from rlhf.data import Prompts, Record, decode, write_jsonl
 from rlhf.errors import collected, raise_if_any, run_command
 from rlhf.files import output_problems
 from rlhf.policy import Policy
-from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy, task_files
 
 
 @torch.no_grad()
@@ -56,11 +56,12 @@ def main() -> None:
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
-    problems = output_problems({"--out": args.out})
+    task_dir = find_task_dir(args.task)
+    problems = output_problems({"--out": args.out}, inputs=[*task_files(task_dir), *args.policy.glob("*")])
     if args.n < 1 or args.limit < 1:
         problems.append(f"--n and --limit must be at least 1, got {args.n} and {args.limit}")
     with collected(problems):
-        task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
+        task, policy = load_task_and_policy(task_dir, args.policy)
     raise_if_any(problems)
     prompts = Prompts(
         task.dev_prompts.ids[: args.limit], task.dev_prompts.family[: args.limit], task.dev_prompts.attrs[: args.limit]

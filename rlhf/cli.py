@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.files import write_whole
+from rlhf.json_values import finite_json
 from rlhf.taskdir import TASK_VARIABLE
 
 
@@ -44,7 +45,7 @@ def say(message: str, *, quiet: bool = False) -> None:
 
 def write_json(document: dict[str, Any], out: Path | None, *, show: bool = True) -> None:
     """Write a document to `out` if given, and print it if `show`."""
-    text = json.dumps(document, indent=2, allow_nan=False)
+    text = json.dumps(finite_json(document), indent=2)
     if out:
         write_whole(out, text + "\n")
     if show:

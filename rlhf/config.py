@@ -76,15 +76,18 @@ def run_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
 def read_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config file and apply `key=json` overrides."""
     values = read_json_object(path)
+    problems = []
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
-            raise InputError(f"--override must look like key=json, got {override!r}")
+            problems.append(f"--override must look like key=json, got {override!r}")
+            continue
         try:
             values[key] = json.loads(text)
         except ValueError as error:
             hint = f"""to give text, quote it: --override '{key}="{text}"'"""
-            raise InputError(f"--override {key}: {text!r} is not JSON ({error}); {hint}") from error
+            problems.append(f"--override {key}: {text!r} is not JSON ({error}); {hint}")
+    raise_if_any(problems)
     return run_config(values, source=str(path) if not overrides else f"{path} with its overrides")
 
 

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf.errors import InputError, raise_if_any
+from rlhf.errors import InputError, raise_if_any, why
 from rlhf.files import write_whole
-from rlhf.json_values import is_number
+from rlhf.json_values import finite_json, is_number
 from rlhf.vocab import Vocab
 
-_SHOWN_LINES = 10  # problems of one file
 _SHOWN_CHARACTERS = 200
 
 Record = dict[str, Any]
@@ -109,7 +108,7 @@ def read_labelled(path: Path, vocab: Vocab) -> Labelled:
 
 
 def write_jsonl(path: Path, rows: Iterable[Record]) -> None:
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(finite_json(row)) + "\n" for row in rows))
 
 
 def _prompts(rows: list[Record], vocab: Vocab) -> Prompts:
@@ -130,7 +129,7 @@ def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
+        raise InputError(f"{path}: cannot be read ({why(error)})") from error
     rows: list[Record] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -147,8 +146,6 @@ def _read_rows(path: Path, vocab: Vocab, *, response: bool, label: bool) -> list
             rows.append(row)
     if not rows and not problems:
         problems.append(f"{path}: holds no record; at least one line is needed")
-    if len(problems) > _SHOWN_LINES:
-        problems[_SHOWN_LINES:] = [f"{path}: ... and {len(problems) - _SHOWN_LINES} more problems"]
     raise_if_any(problems)
     return rows
 
@@ -158,15 +155,16 @@ def _row_problems(row: Any, vocab: Vocab, *, response: bool, label: bool) -> Ite
         yield f"a line must be a JSON object, got {type(row).__name__}"
         return
     if not isinstance(row.get("id"), str):
-        yield f"id must be a string, got {row.get('id')!r}"
+        yield f"id must be a string, got {_short(row.get('id'))}"
     if row.get("family") not in vocab.families:
-        yield f"family must be one of {', '.join(vocab.families)}, got {row.get('family')!r}"
+        yield f"family must be one of {', '.join(vocab.families)}, got {_short(row.get('family'))}"
     if not _are_indices(row.get("attrs"), count=vocab.n_attrs, below=vocab.n_values):
-        yield f"attrs must be {vocab.n_attrs} whole numbers from 0 to {vocab.n_values - 1}, got {row.get('attrs')!r}"
+        got = _short(row.get("attrs"))
+        yield f"attrs must be {vocab.n_attrs} whole numbers from 0 to {vocab.n_values - 1}, got {got}"
     if response:
         yield from _response_problems(row.get("response"), vocab)
     if label and not is_number(row.get("label")):
-        yield f"label must be a finite number, got {row.get('label')!r}"
+        yield f"label must be a finite number, got {_short(row.get('label'))}"
 
 
 def _response_problems(response: Any, vocab: Vocab) -> Iterator[str]:

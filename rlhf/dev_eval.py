@@ -20,7 +20,7 @@ from rlhf.errors import collected, raise_if_any, run_command
 from rlhf.files import output_problems
 from rlhf.policy import Policy
 from rlhf.reinforce import sequence_kl, taken_logp
-from rlhf.taskdir import Task, find_task_dir, load_task_and_policy
+from rlhf.taskdir import Task, find_task_dir, load_task_and_policy, task_files
 from rlhf.vocab import load_vocab
 
 
@@ -65,13 +65,16 @@ def main() -> None:
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
-    problems = output_problems({"--out": args.out})
+    task_dir = find_task_dir(args.task)
+    given = [args.prompts] if args.prompts else []
+    problems = output_problems({"--out": args.out}, inputs=[*task_files(task_dir), *args.policy.glob("*"), *given])
     if args.n < 1:
         problems.append(f"--n must be at least 1, got {args.n}")
     with collected(problems):
-        task, policy = load_task_and_policy(find_task_dir(args.task), args.policy)
-    with collected(problems):
-        prompts = read_prompts(args.prompts, load_vocab(find_task_dir(args.task))) if args.prompts else None
+        task, policy = load_task_and_policy(task_dir, args.policy)
+    if task_dir.is_dir():
+        with collected(problems):
+            prompts = read_prompts(args.prompts, load_vocab(task_dir)) if args.prompts else None
     raise_if_any(problems)
     prompts = prompts or task.dev_prompts
     say(f"evaluating {args.policy} on {len(prompts)} prompts", quiet=args.quiet)

@@ -7,14 +7,19 @@ the value received, where it was, and what to do.
 import contextlib
 import errno
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-_SHOWN_PROBLEMS = 40
-_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # no fault of the arguments
+EXIT_READER_WENT_AWAY = 141
+_SHOWN_PROBLEMS = 10  # of one file
+_BAD_PLACE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class SweepError(Exception):
@@ -39,6 +44,11 @@ def raise_if_any(problems: Sequence[str]) -> None:
         raise InputError(list(dict.fromkeys(problems)))
 
 
+def why(error: Exception) -> str:
+    """Say what is wrong with a file, without its path, which stands before it in every message."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 @contextlib.contextmanager
 def collected(problems: list[str]) -> Iterator[None]:
     """Add the problems of one check to the list, and go on with the next."""
@@ -49,22 +59,23 @@ def collected(problems: list[str]) -> Iterator[None]:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit: 0 or its own status, 1 for a failure, 2 for bad input, 130 for Ctrl-C."""
+    """Run a command's `main` and exit.
+
+    0 or its own status; 1 for a failure, 2 for bad input, 130 for Ctrl-C, 141 if whoever reads the answer went away.
+    """
     try:
         status = main() or 0
         sys.stdout.flush()
     except InputError as error:
-        shown = error.problems[:_SHOWN_PROBLEMS]
-        for problem in shown:
-            print(f"error: {problem}", file=sys.stderr)
-        if len(error.problems) > len(shown):
-            print(f"error: ... and {len(error.problems) - len(shown)} more problems", file=sys.stderr)
+        for line in _shown(error.problems):
+            print(f"error: {line}", file=sys.stderr)
         status = EXIT_BAD_INPUT
-    except BrokenPipeError:  # whoever read the answer has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = EXIT_FAILED
+    except BrokenPipeError:
+        if not _reader_went_away():
+            raise
+        status = EXIT_READER_WENT_AWAY
     except OSError as error:
-        if error.filename is None and error.errno not in _FULL:
+        if error.errno not in _BAD_PLACE + _FULL:
             raise
         print(f"error: {error.filename or 'writing'}: {error.strerror}; give another place", file=sys.stderr)
         status = EXIT_FAILED if error.errno in _FULL else EXIT_BAD_INPUT
@@ -75,3 +86,24 @@ def run_command(main: Callable[[], int | None]) -> None:
         print("interrupted", file=sys.stderr)
         status = EXIT_INTERRUPTED
     sys.exit(status)
+
+
+def _shown(problems: Sequence[str]) -> Iterator[str]:
+    """Yield problems source by source (a problem begins with its file), the first few of each."""
+    by_source: dict[str, list[str]] = {}
+    for problem in problems:
+        by_source.setdefault(problem.split(":")[0], []).append(problem)
+    for source, its_problems in by_source.items():
+        yield from its_problems[:_SHOWN_PROBLEMS]
+        if len(its_problems) > _SHOWN_PROBLEMS:
+            yield f"{source}: ... and {len(its_problems) - _SHOWN_PROBLEMS} more problems"
+
+
+def _reader_went_away() -> bool:
+    """Say whether standard output is the pipe that broke; if so, let nothing more be written to it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True

@@ -16,7 +16,7 @@ import torch
 
 from rlhf.config import RunConfig
 from rlhf.data import Prompts, decode, read_prompts
-from rlhf.errors import InputError, TrainingError, raise_if_any
+from rlhf.errors import InputError, TrainingError, collected, raise_if_any
 from rlhf.fast_grad import Backward, logit_gradient
 from rlhf.policy import load_policy
 from rlhf.reinforce import group_advantage, mean_entropy, policy_loss, sequence_kl
@@ -44,12 +44,19 @@ class ReinforceRun:
         self.config = config
         self.step = 0
         self.vocab = load_vocab(task_dir)
-        self.reference = load_policy(resolve_path(config.policy_ref, task_dir), self.vocab).requires_grad_(False)
-        self.policy = load_policy(resolve_path(config.policy_init or config.policy_ref, task_dir), self.vocab)
-        self.reward_model = load_reward_model(resolve_path(config.reward_model, task_dir), self.vocab)
-        self.wrapper = wrapper or load_wrapper(config.reward_wrapper, task_dir)
+        problems: list[str] = []
+        with collected(problems):
+            self.reference = load_policy(resolve_path(config.policy_ref, task_dir), self.vocab).requires_grad_(False)
+        with collected(problems):
+            self.policy = load_policy(resolve_path(config.policy_init or config.policy_ref, task_dir), self.vocab)
+        with collected(problems):
+            self.reward_model = load_reward_model(resolve_path(config.reward_model, task_dir), self.vocab)
+        with collected(problems):
+            self.wrapper = wrapper or load_wrapper(config.reward_wrapper, task_dir)
+        with collected(problems):
+            self._pool = prompts or read_prompts(resolve_path(config.prompt_file, task_dir), self.vocab)
+        raise_if_any(problems)
         self.wrapper.prepare(task_dir, config)
-        self._pool = prompts or read_prompts(resolve_path(config.prompt_file, task_dir), self.vocab)
         self._pool_tokens = self._pool.tokens(self.vocab)
         self._pool_records = self._pool.records(self.vocab)
         self._prompt_weights = prompt_weights(self._pool, self.vocab.families, config)

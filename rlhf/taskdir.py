@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts
-from rlhf.errors import InputError, collected, raise_if_any
+from rlhf.errors import InputError, collected, raise_if_any, why
 from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import RewardModel, load_reward_model
 from rlhf.vocab import Vocab, load_vocab
@@ -68,8 +68,9 @@ def load_task_and_policy(root: Path, folder: Path) -> tuple[Task, Policy]:
     problems: list[str] = []
     with collected(problems):
         task = load_task(root)
-    with collected(problems):
-        policy = load_policy(folder, load_vocab(root))
+    if root.is_dir():
+        with collected(problems):
+            policy = load_policy(folder, load_vocab(root))
     raise_if_any(problems)
     return task, policy
 
@@ -109,7 +110,7 @@ def task_digest(root: Path) -> str:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error})") from error
+            raise InputError(f"{path}: cannot be read ({why(error)})") from error
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()

@@ -47,7 +47,7 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
             problems.append(f"{path}: tensor {name} holds values that are NaN or infinite in single precision")
     raise_if_any(sorted(problems))
     model = make(config)
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    model.load_state_dict(tensors)
     return model
 
 
@@ -83,6 +83,8 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read tensors and metadata. Raises `InputError` if the file is missing or damaged."""
+    if not path.is_file():
+        raise InputError(f"{path}: cannot be read as safetensors (no such file)")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
+from objectives.release import MAX_WORST_FAMILY_HARM
 from objectives.screen import FamilyScreen, screen
 from objectives.task_cache import cache_folder
 from rlhf.cli import say
 from rlhf.config import RunConfig
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts, write_jsonl
 from rlhf.features import KINDS, N_TOKENS, Feature, feature_values, parse_feature
+from rlhf.files import write_whole
 from rlhf.policy import Policy, load_policy, save_policy
 from rlhf.reward_model import load_reward_model, save_reward_model
 from rlhf.run import ReinforceRun
@@ -40,7 +42,6 @@ CROWD, SHIPPED, DEMOS = 2000, 200, 4000  # a family
 SIZES = {"seen": (0.15, 0.25, 0.4, 0.8, 1.5), "held-out": (0.15, 0.3, 0.6)}
 MIN_SHARE = 0.02  # of crowd responses that hold a paid feature: a reward model does not learn rarer ones
 CLEAN = {"seen": 1, "held-out": 1}
-HACKED = 0.03  # taken by training: as much as the release rule lets a family lose
 JUDGED = 1000  # prompts a family, for what training takes
 PROMPTS, TRUTH, TAKEN = "prompts.jsonl", "truth.json", "taken.json"  # the suite's own files
 WORLD_SEEDS = {"seen": None, "held-out": 101}  # None: the default task's world and reference
@@ -120,6 +121,7 @@ def build_world(part: str, cache: Path) -> tuple[World, Policy, Path]:
     if seed is None:
         world = load_world(json.loads(DEFAULT_TRUTH.read_text()))
         reference = load_policy(DEFAULT_TASK / REFERENCE, world.vocab)
+        save_policy(reference, folder / REFERENCE)
     else:
         rng = np.random.default_rng(seed)
         world = make_world(DEFAULT_VOCAB, (), rng)
@@ -128,7 +130,6 @@ def build_world(part: str, cache: Path) -> tuple[World, Policy, Path]:
             demos = torch.from_numpy(world.demonstrate(prompts, rng))
             save_policy(train_sft(prompts, demos, world.vocab, seed=seed), folder / REFERENCE)
         reference = load_policy(folder / REFERENCE, world.vocab)
-    save_policy(reference, folder / REFERENCE)
     counts = np.array([444, 458, 433, 48, 195, 422])  # the default task's dev prompts
     write_jsonl(folder / PROMPTS, draw_prompts(world.vocab, counts, np.random.default_rng(1)).records(world.vocab))
     return world, reference, folder
@@ -143,7 +144,6 @@ def build_member(seed: int, world: World, reference: Policy, folder: Path) -> No
     shipped = np.concatenate([rng.choice((prompts.family == f).nonzero()[0], SHIPPED, replace=False)
                               for f in range(len(vocab.families))])  # fmt: skip
     write_jsonl(folder / QA_SAMPLE, crowd[np.sort(shipped)].records(vocab))
-    (folder / TRUTH).write_text(json.dumps(world.to_json()["shortcuts"]))
     save_reward_model(model, folder)
 
 
@@ -182,11 +182,14 @@ def build_part(part: str, cache: Path) -> list[Path]:
     members = [(member, folder / member.name) for member in suite(part, reference)]
     for member, place in members:
         paying = replace(world, shortcuts=member.shortcuts)
-        if not (place / "rm.safetensors").exists():
+        truth = json.dumps(paying.to_json()["shortcuts"])
+        if not (place / TRUTH).exists() or (place / TRUTH).read_text() != truth:
+            (place / TAKEN).unlink(missing_ok=True)
             build_member(member.seed, paying, reference, place)
+            write_whole(place / TRUTH, truth)  # last: what has it is whole
             say(f"built {place}")
         if not (place / TAKEN).exists():
-            (place / TAKEN).write_text(json.dumps(taken_by_training(place, paying, reference)))
+            write_whole(place / TAKEN, json.dumps(taken_by_training(place, paying, reference)))
             say(f"trained on {place}")
     return [place for _, place in members]
 
@@ -234,7 +237,7 @@ def auc_by_kind(positive: list[Row], negative: list[Row]) -> dict[str, float]:
 
 def summary(rows: list[Row], seconds: list[float]) -> dict[str, Any]:
     paid, clean = [row for row in rows if row.kind], [row for row in rows if not row.kind]
-    hacked = [row for row in paid if row.taken >= HACKED]
+    hacked = [row for row in paid if row.taken >= MAX_WORST_FAMILY_HARM]
     return {
         "models": len(seconds),
         "paid": len(paid),
@@ -242,10 +245,11 @@ def summary(rows: list[Row], seconds: list[float]) -> dict[str, Any]:
         "clean": len(clean),
         "auc_paid": auc_by_kind(paid, clean),
         "auc_hacked": auc_by_kind(hacked, clean),
-        "risk_taken_correlation": float(spearmanr([r.risk for r in rows], [r.taken for r in rows]).statistic),
+        "risk_taken_correlation": float(spearmanr([r.risk for r in paid], [r.taken for r in paid]).statistic),
         "flagged": sum(row.flag for row in paid),
-        "flagged_hacked": sum(row.flag for row in hacked),
         "named_right": sum(row.named_right for row in paid),
+        "hacked_flagged": sum(row.flag for row in hacked),
+        "hacked_named_right": sum(row.named_right for row in hacked),
         "false_flags": sum(row.flag for row in clean),
         "seconds_median": float(np.median(seconds)),
         "seconds_max": float(np.max(seconds)),
@@ -268,11 +272,13 @@ def show_summary(part: str, result: dict[str, Any]) -> None:
     print(
         f"{part}: {result['models']} reward models, {result['seconds_median']:.1f} s each "
         f"(at most {result['seconds_max']:.1f})\n"
-        f"  AUC, {result['hacked']} families that training takes {HACKED} or more from: {line(result['auc_hacked'])}\n"
+        f"  AUC, {result['hacked']} families that training takes {MAX_WORST_FAMILY_HARM} or more from: "
+        f"{line(result['auc_hacked'])}\n"
         f"  AUC, {result['paid']} families that crowds pay for, learnt or not: {line(result['auc_paid'])}\n"
-        f"  flagged {result['flagged_hacked']} of the hacked, {result['flagged']} of the paid, {result['named_right']} "
-        f"named right; {result['false_flags']} of {result['clean']} clean families flagged\n"
-        f"  rank correlation of risk and what training takes, all families: {result['risk_taken_correlation']:.2f}"
+        f"  flagged {result['hacked_flagged']} of the former, {result['hacked_named_right']} named right; "
+        f"{result['flagged']} of the latter, {result['named_right']} named right; {result['false_flags']} of "
+        f"{result['clean']} clean families\n"
+        f"  rank correlation of risk and what training takes, paid families: {result['risk_taken_correlation']:.2f}"
     )
 
 

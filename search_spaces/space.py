@@ -25,7 +25,7 @@ class SearchSpace:
 
     `fixed` settings hold for every trial. `anchors` give a value for each distribution and are tried first.
     Each trial is judged at `rungs` evenly spaced steps of `max_steps`, and at its own last step. Raises
-    `ValueError` naming every empty range and every anchor outside its distribution.
+    `ValueError` naming every range of one value and every anchor outside its distribution.
     """
 
     name: str
@@ -39,7 +39,7 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} has an empty range {distribution!r}; give it at least two values, or move it to fixed"
+            f"{name} has only one value to choose, {distribution!r}; give it at least two, or move it to fixed"
             for name, distribution in self.distributions.items()
             if distribution.single()
         ]

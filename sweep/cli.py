@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the sweep (default: the latest)")
+    parser.add_argument("--task", metavar="DIR", help="where the sweep's task lies now (default: where it lay)")
     add_tracking_option(parser)
 
 

@@ -38,7 +38,10 @@ def main() -> int:
         storage_path=args.storage_path,
         command=shlex.join(["python", "-m", "sweep.launch", *sys.argv[1:]]),
     )
-    say(f"sweep {options.name}: reading {options.task_dir}, fitting its labels, screening its reward model")
+    say(
+        f"sweep {options.name}: reading {options.task_dir}, fitting its labels, screening its reward model; the first "
+        "time for a task, that takes half a minute"
+    )
     from sweep.candidate import ranked
     from sweep.run import plan_sweep, run_sweep  # ray, mlflow and torch take seconds to import
     from sweep.summary import print_front, wide_console
@@ -68,20 +71,25 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sweep.launch", description="Run a sweep.")
-    parser.add_argument("--space", required=True, metavar="NAME|FILE", help="a space, or a file setting SPACE")
+    parser.add_argument(
+        "--space", required=True, metavar="NAME|FILE", help="kl_mix, smoke, or a Python file that sets SPACE"
+    )
     add_task_option(parser)
     parser.add_argument("--trials", type=int, help="how many trials (default: the space's)")
     parser.add_argument("--max-steps", type=int, help="longest trial, in training steps (default: the space's)")
     parser.add_argument("--concurrency", type=int, help="trials at once, one CPU each (default: all CPUs)")
-    parser.add_argument("--seed", type=int, default=0, help="decides the search and every trial's random numbers")
+    parser.add_argument("--seed", type=int, default=0, help="decides all random numbers (default: 0)")
     parser.add_argument("--name", help="name of the sweep (default: space and time)")
     parser.add_argument(
-        "--max-harm", type=float, default=MAX_WORST_FAMILY_HARM, help="feasible: worst-family harm at most this"
+        "--max-harm",
+        type=float,
+        default=MAX_WORST_FAMILY_HARM,
+        help="most harm to a family that a checkpoint may do (default: %(default)s)",
     )
-    parser.add_argument("--time-budget-s", type=float, help="stop after this many seconds")
+    parser.add_argument("--time-budget-s", type=float, help="stop after this many seconds (default: never)")
     add_tracking_option(parser)
-    parser.add_argument("--address", help="join the Ray cluster at this address")
-    parser.add_argument("--storage-path", help="trial checkpoints: any folder or filesystem that all nodes share")
+    parser.add_argument("--address", help="join the Ray cluster at this address (default: this machine only)")
+    parser.add_argument("--storage-path", help="trial checkpoints: what all nodes share (default: mlruns/ray)")
     return parser.parse_args()
 
 

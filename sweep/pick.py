@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.cli import add_task_option, say
+from rlhf.cli import say
 from rlhf.errors import raise_if_any, run_command
 from rlhf.files import output_folder_problems, write_whole
 from sweep.candidate import PREFERENCES, Candidate, front, nearest, ranked
@@ -51,7 +51,10 @@ def main() -> int:
         closest = nearest(candidates, max_harm=max_harm)
         why = f"none of the {len(candidates)} candidates of sweep {sweep.name} meets the release rule"
         return _say_no_pick(sweep.name, closest, why, certificate=None, as_json=args.json)
-    say(f"certifying {len(finalists)} finalists of sweep {sweep.name} on prompts the search has not seen")
+    say(
+        f"certifying {len(finalists)} finalists of sweep {sweep.name} on prompts the search has not seen, some ten "
+        "seconds each"
+    )
     certificates = _certify(ledger, sweep, finalists, task_dir, max_harm=max_harm)
     passed = [pair for pair in zip(finalists, certificates, strict=True) if pair[1].certified]
     if not passed:
@@ -149,10 +152,11 @@ def _describe(name: str, candidate: Candidate, why: str, certificate: "Certifica
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sweep.pick", description="Pick a certified checkpoint.")
     add_sweep_options(parser)
-    add_task_option(parser)
-    parser.add_argument("--prefer", choices=PREFERENCES, default="quality", help="which end of the front")
-    parser.add_argument("--out", type=Path, help="write the checkpoint to this folder")
-    parser.add_argument("--register", metavar="MODEL", help="register it in the MLflow model registry")
+    parser.add_argument(
+        "--prefer", choices=PREFERENCES, default="quality", help="rank finalists by this (default: quality)"
+    )
+    parser.add_argument("--out", type=Path, help="new or empty folder for the checkpoint")
+    parser.add_argument("--register", metavar="MODEL", help="register it in the MLflow model registry under this name")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 

@@ -109,8 +109,7 @@ class RlhfWorkload:
 
     def warnings(self) -> tuple[str, ...]:
         refusals = self.quality.checks.refusals(self.quality.vocab.families)
-        hacked = [f"optimising the reward model would hack {reason}" for reason in self.screen.reasons]
-        return (*(f"nothing can be certified: {refusal}" for refusal in refusals), *hacked)
+        return (*(f"nothing can be certified: {refusal}" for refusal in refusals), *self.screen.warnings)
 
     def documents(self) -> Mapping[str, bytes]:
         return {"screen.json": json.dumps(self.screen.details, indent=2).encode(), "screen.png": self.screen.picture}

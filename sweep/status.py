@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from typing import Any
 
-from rlhf.cli import add_task_option
 from rlhf.errors import run_command
 from sweep.candidate import front, ranked
 from sweep.cli import add_sweep_options, task_of
@@ -19,7 +18,6 @@ from sweep.store import is_gone, tracking_uri
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sweep.status", description="Say where a sweep stands.")
     add_sweep_options(parser)
-    add_task_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     from sweep.tracking import RUNNING, Ledger  # mlflow takes seconds to import

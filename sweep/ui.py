@@ -29,7 +29,7 @@ def main() -> None:
         raise InputError(f"{path}: no record yet; run a sweep first: python -m sweep.launch --space kl_mix")
     _require_free_port(args.host, args.port)
     say(f"Starting; in some 15 seconds open {_page(uri, args.host, args.port)} - Ctrl-C ends it.")
-    say("Each sweep is a parent run with its trials under it; its artifacts hold front.html.")
+    say("Each sweep is a parent run with its trials under it; its artifacts hold front.html and screen.png.")
     artifacts = ["--default-artifact-root", (path.parent / "artifacts").as_uri()] if path else []
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, *artifacts,
                "--host", args.host, "--port", str(args.port), "--workers", "1"]  # fmt: skip

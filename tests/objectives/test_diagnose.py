@@ -158,6 +158,9 @@ def test_places_for_answers_are_checked_with_everything_else_and_inputs_are_safe
     assert status == 2
     assert f"--details {folder / 'out.json'} is the same file as --out" in err
     assert "none.json: cannot be read" in err
+    status, _, err = run(folder, out=folder / "vocab.json")
+    assert status == 2
+    assert f"is the same file as the input {folder / 'vocab.json'}" in err
     assert sample.read_bytes() == before
     assert not (folder / "out.json").exists()
 
@@ -172,7 +175,7 @@ def test_links_to_model_folders_find_the_vocabulary_beside_the_real_ones(tmp_pat
     assert json.loads(out.read_text())["families"] == answer(folder)
 
 
-@pytest.mark.parametrize(("n_content", "resp_len"), [(1, 3), (3, 1), (24, 1), (2, 5)])
+@pytest.mark.parametrize(("n_content", "resp_len"), [(1, 3), (24, 1), (2, 5), (5, 3)])
 def test_small_vocabularies_are_screened(tmp_path: Path, run: Run, n_content: int, resp_len: int) -> None:
     vocab = Vocab(("ash",), 1, 2, tuple("abcdefghijklmnopqrstuvwxyz"[:n_content]), resp_len)
     rng = np.random.default_rng(0)
@@ -185,6 +188,7 @@ def test_small_vocabularies_are_screened(tmp_path: Path, run: Run, n_content: in
     write_jsonl(tmp_path / "reward_model/train.jsonl", Labelled(rows, responses, rng.random(60)).records(vocab))
     assert run(tmp_path)[0] == 0
     risk = answer(tmp_path)["ash"]["risk"]
+    assert (n_content == 1) == (risk == 1.0)
     assert risk == 1.0 if len(np.unique(responses, axis=0)) < 20 else risk < 0.5
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from objectives.screen import Screen, risk_of, screen
+from objectives.screen import Screen, risk_of, score_scale, screen, why_unknown
+from objectives.screen_probe import distinct_rows
 from objectives.screen_report import details_json, format_screen, screen_json
 from rlhf.data import Labelled, Prompts
 from rlhf.errors import InputError
@@ -115,7 +116,7 @@ def test_a_family_without_rows_has_risk_one_and_the_reason() -> None:
         (lambda x: x * 100, lambda r: r, r"labels from -?\d.* to \d.*, and quality is from 0 to 1"),
         (lambda x: np.where(np.arange(len(x)) == 300, 1e200, x), lambda r: r, r"1e\+200"),
         (lambda x: x * 0 + 0.5, lambda r: r, "holds the same label, 0.5, for every response"),
-        (lambda x: x, lambda r: r * 0, "1 different response, and 20 are needed"),
+        (lambda x: x, lambda r: r * 0, "holds 1 different response, and 20 are needed"),
     ],
     ids=["percent", "one wild label", "one label", "one response"],
 )
@@ -131,7 +132,35 @@ def test_rows_that_show_nothing_have_risk_one_and_the_reason(
     )
     ash, hacked = run(world, changed, prompts).families
     assert (ash.flag, hacked.risk, hacked.flag) == (False, 1.0, True)
-    assert re.search(reason, hacked.unknown) or re.search(reason, f"holds {hacked.unknown}")
+    assert re.search(reason, f"the QA sample holds {hacked.unknown}")
+
+
+@pytest.mark.parametrize("n_different", [19, 20])
+def test_twenty_different_responses_are_needed(n_different: int) -> None:
+    _, qa, _ = make()
+    rows = qa[np.resize(np.unique(qa.responses, axis=0, return_index=True)[1][:n_different], 100)]
+    assert len(np.unique(rows.responses, axis=0)) == n_different
+    assert bool(why_unknown(rows)) == (n_different == 19)
+
+
+@pytest.mark.parametrize(
+    ("factor", "scale"), [(1.0, 1.0), (2.4, 1.0), (0.42, 1.0), (2.6, 2.6), (0.38, 0.38), (100, 100)]
+)
+def test_the_scale_is_how_much_wider_than_labels_scores_are(factor: float, scale: float) -> None:
+    _, qa, _ = make()
+
+    class Scaled:
+        def score(self, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(factor * qa.labels - 3)
+
+    assert score_scale(Scaled(), {0: qa}, VOCAB) == pytest.approx(scale)  # type: ignore[arg-type]
+
+
+def test_ratings_of_one_response_by_different_people_all_count() -> None:
+    _, qa, _ = make()
+    one = qa[np.zeros(5, dtype=int)]
+    ids = ("a", "b", "a", "c", "b")
+    assert distinct_rows(replace(one, prompts=replace(one.prompts, ids=ids))).prompts.ids == ("a", "b", "c")
 
 
 def test_copies_of_rows_say_nothing_more() -> None:
@@ -140,12 +169,11 @@ def test_copies_of_rows_say_nothing_more() -> None:
     assert details_json(run(world, twice, prompts)) == details_json(run(world, qa, prompts))
 
 
-@pytest.mark.parametrize("scale", [0.01, 3.0, 1e6])
+@pytest.mark.parametrize("scale", [0.01, 10.0, 1e6])
 def test_the_scale_of_scores_does_not_hide_a_shortcut(scale: float) -> None:
     world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
     result = run(world, qa, prompts, model=PayingModel(world, scale=scale))
     assert [family.flag for family in result.families] == [False, True]
-    assert result.score_scale == pytest.approx(scale * run(world, qa, prompts).score_scale, rel=0.5)
     assert "in units of" in format_screen(result)
 
 

@@ -30,8 +30,21 @@ def test_one_signal_alone_is_none(label: float, model: float) -> None:
     assert weigh(slopes(3, label, 0.03), slopes(3, model, 0.03), KIND, []).probability < 0.2
 
 
-def test_a_small_but_precise_answer_is_none_where_labels_pay_nothing() -> None:
-    assert weigh(slopes(100, -0.012, 0.018), slopes(100, 0.0116, 0.0005), KIND, []).probability < 0.2
+@pytest.mark.parametrize("column", [3, 100, 500, 900])
+def test_a_precise_answer_of_any_size_is_none_where_labels_pay_nothing(column: int) -> None:
+    probabilities = [
+        weigh(slopes(column, label, 0.03), slopes(column, model, se), KIND, []).probability
+        for label in (0.0, -0.012) for model in np.geomspace(0.004, 1.0, 40) for se in (0.0003, 0.003)
+    ]  # fmt: skip
+    assert max(probabilities) < 0.2
+
+
+def test_a_precise_answer_of_any_size_is_a_finding_where_labels_pay() -> None:
+    probabilities = [
+        weigh(slopes(3, 0.4, 0.03), slopes(3, 0.4 * share, 0.0005), KIND, []).probability
+        for share in np.linspace(0.5, 1.2, 40)
+    ]
+    assert min(probabilities) > 0.9
 
 
 def test_labels_that_never_held_the_feature_do_not_convict() -> None:

@@ -1,4 +1,5 @@
 import errno
+import os
 import subprocess
 import sys
 
@@ -28,10 +29,12 @@ def test_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "interrupted\nerror: one\nerror: two\n")
 
 
-def test_many_problems_are_counted_past_the_fortieth(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of(failing(InputError([f"p{n}" for n in range(43)]))) == 2
+def test_one_file_of_many_problems_does_not_hide_another(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = [*(f"a.jsonl:{n}: bad" for n in range(13)), "b.json: missing", "a.jsonl:99: bad"]
+    assert status_of(failing(InputError(problems))) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [*(f"error: p{n}" for n in range(40)), "error: ... and 3 more problems"]
+    shown = [f"error: a.jsonl:{n}: bad" for n in range(10)]
+    assert lines == [*shown, "error: a.jsonl: ... and 4 more problems", "error: b.json: missing"]
 
 
 def test_places_that_cannot_be_written_are_bad_input_and_a_full_disk_is_a_failure(
@@ -47,14 +50,24 @@ def test_places_that_cannot_be_written_are_bad_input_and_a_full_disk_is_a_failur
         run_command(failing(OSError("something else")))  # type: ignore[arg-type]
 
 
-def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_is_no_traceback(unbuffered: str) -> None:
     program = "from rlhf.errors import run_command; run_command(lambda: print('x' * 10**6))"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdout
         assert process.stderr
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait() == 1
+        assert process.wait() == 141
+
+
+def test_another_pipe_that_breaks_keeps_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BrokenPipeError):
+        run_command(failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))  # type: ignore[arg-type]
+    assert capfd.readouterr().err == ""
 
 
 def test_problems_of_several_checks_are_collected_and_each_is_raised_once() -> None:

@@ -1,5 +1,7 @@
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,34 @@ def test_a_link_stays_one_and_a_device_is_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "answer").read_text() == "new"
     write_whole(Path(os.devnull), "gone")
     assert not Path(os.devnull).is_file()
+
+
+def test_pipes_are_written_to(tmp_path: Path) -> None:
+    program = "import sys, pathlib; from rlhf.files import *; p = pathlib.Path(sys.argv[1]); write_whole(p, 'answer'); "
+    program += "print(output_problems({'--out': p}))"
+    for place in ("/dev/stdout", "/dev/fd/1"):
+        done = subprocess.run([sys.executable, "-c", program, place], stdout=subprocess.PIPE, text=True, check=True)
+        assert done.stdout == "answer[]\n"
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        write_whole(tmp_path / "pipe", "through")
+        assert reader.communicate()[0] == b"through"
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_failure_names_the_place_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="exists") as caught:
+        write_whole(tmp_path / "file" / "x", "")
+    assert caught.value.filename == str(tmp_path / "file" / "x")
+
+
+def test_places_that_no_system_has_are_problems_too(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    problems = output_problems({"--a": tmp_path / "loop", "--b": tmp_path / ("x" * 300), "--c": tmp_path / "r",
+                                "--d": tmp_path / "r" / "d"})  # fmt: skip
+    assert [problem.split()[0] for problem in problems] == ["--a", "--b", "--d"]
+    assert "one lies in the other" in problems[2]
 
 
 def test_every_place_that_cannot_be_written_is_named_with_its_option(tmp_path: Path) -> None:
