@@ -43,6 +43,12 @@ class ModelConfig:
             )
         raise_if_any(problems)
 
+    @property
+    def least_weights(self) -> int:
+        """Return how many numbers the matrices of tokens, attention and feed-forward hold: nearly all of a model."""
+        block = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff
+        return self.n_layers * block + self.vocab_size * self.d_model
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

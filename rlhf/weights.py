@@ -18,6 +18,7 @@ from rlhf.transformer import ModelConfig
 from rlhf.vocab import Vocab
 
 CONFIG_FILE = "config.json"
+_SURELY_FITS = 10_000_000  # weights; a wrong configuration that asks for more must not be tried
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -33,8 +34,11 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
     with collected(problems):
         tensors, _ = read_tensors(path)
     raise_if_any(problems)
-    with torch.device("meta"):  # shapes first: what a wrong configuration asks for may not fit into memory
-        expected = make(config).state_dict()
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if config.least_weights > max(held, _SURELY_FITS):
+        raise InputError(f"{path}: holds {held:,} weights, but {CONFIG_FILE} asks for {config.least_weights:,} or more")
+    model = make(config)
+    expected = model.state_dict()
     problems = [f"{path}: tensor {name} is missing" for name in expected if name not in tensors]
     problems += [f"{path}: tensor {name} is not part of the model" for name in tensors if name not in expected]
     for name in expected.keys() & tensors.keys():
@@ -46,7 +50,6 @@ def load_model(make: Callable[[ModelConfig], Model], folder: Path, weights_name:
         elif not torch.isfinite(tensors[name].float()).all():
             problems.append(f"{path}: tensor {name} holds values that are NaN or infinite in single precision")
     raise_if_any(sorted(problems))
-    model = make(config)
     model.load_state_dict(tensors)
     return model
 

@@ -41,3 +41,11 @@ def test_hidden_states_do_not_depend_on_where_the_cache_is_cut(
     rest, caches = policy.hidden(ids[:, split:], causal=True, past=past)
     torch.testing.assert_close(torch.cat([start, rest], 1), whole, atol=1e-5, rtol=0)
     assert all(cache.keys.shape[2] == ids.shape[1] for cache in caches)
+
+
+def test_the_least_number_of_weights_is_close_below_the_number(
+    make_policy: Callable[..., Policy], middling_vocab: Vocab
+) -> None:
+    policy = make_policy(middling_vocab)
+    number = sum(tensor.numel() for tensor in policy.state_dict().values())
+    assert 0.5 * number < policy.config.least_weights < number
