@@ -39,8 +39,10 @@ def main() -> None:
     task = load_task(find_task_dir(args.task))
     say(f"assessing the runs of {task.root}; fitting labels takes a minute the first time", quiet=args.quiet)
     results = assess(task)
+    model = load_quality(task.root)
     if args.json:
-        write_json({"note": ESTIMATE_NOTE, "runs": {n: _entry(*result) for n, result in results.items()}}, None)
+        runs = {name: _entry(*result) for name, result in results.items()}
+        write_json({"note": ESTIMATE_NOTE, "refusals": list(model.refusals), "runs": runs}, None)
         return
     width = max(map(len, results)) + 2
     print(f"{'run':<{width}}{'quality':>8}{'gain':>9}{'worst family':>21}{'KL':>7}{'proxy':>8}  release?")
@@ -51,7 +53,7 @@ def main() -> None:
             f"{name:<{width}}{scores.balanced_quality:>8.3f}{scores.balanced_gain:>+9.4f}{worst:>21}"
             f"{scores.balanced_kl:>7.2f}{scores.proxy_reward.mean():>8.3f}  {answer}"
         )
-    print(ESTIMATE_NOTE)
+    print(model.caveats)
 
 
 def _entry(scores: Scores, verdict: Verdict) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def certify_mass(
         gain=quality - quality_by_probability(reference_mass, model.correct),
         gain_se=gain_se,
         bounds=bound_gains(quality_by_table(mass - reference_mass, model.draws), gain_se, n_finalists=n_finalists),
-        refusals=model.checks.refusals(model.vocab.families),
+        refusals=model.refusals,
         cross_fit_difference=float(by_reward.mean() - quality.mean()),
         selection_gain=selection_gain,
         n_finalists=n_finalists,

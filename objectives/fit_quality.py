@@ -8,7 +8,7 @@ from pathlib import Path
 
 from objectives.label_gibbs import CROWD, EXPERT
 from objectives.quality_cache import load_quality
-from objectives.quality_model import ESTIMATE_NOTE, QualityModel
+from objectives.quality_model import QualityModel
 from rlhf.cli import add_report_options, say, write_json
 from rlhf.errors import collected, raise_if_any, run_command
 from rlhf.files import output_problems
@@ -26,8 +26,6 @@ def format_fit(model: QualityModel) -> str:
             f"{model.noise[f, EXPERT]:>14.4f}{model.noise[f, CROWD]:>13.4f}  {', '.join(bonuses) or '-'}"
         )
     lines.append(f"held-out expert labels overall: RMSE {model.checks.rmse:.4f}; R-hat {model.checks.rhat.max():.3f}")
-    refusals = model.checks.refusals(model.vocab.families)
-    lines += [f"NOT TO BE BELIEVED: {reason}" for reason in refusals]
     return "\n".join(lines)
 
 
@@ -46,7 +44,7 @@ def main() -> None:
     write_json(model.to_json(), args.out, show=args.json)
     if not args.json:
         print(format_fit(model))
-        print(ESTIMATE_NOTE)
+        print(model.caveats)
 
 
 if __name__ == "__main__":

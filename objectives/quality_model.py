@@ -70,6 +70,16 @@ class QualityModel:
         """Return the expected fraction of correct positions: responses (N, L) -> (N,)."""
         return np.take_along_axis(self.position_quality(prompts), responses[..., None], -1)[..., 0].mean(1)
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Return every reason not to believe the fit; empty if there is none."""
+        return self.checks.refusals(self.vocab.families)
+
+    @property
+    def caveats(self) -> str:
+        """Say, for a terminal, how far what was estimated can be believed."""
+        return "\n".join([*(f"NOT TO BE BELIEVED: {reason}" for reason in self.refusals), ESTIMATE_NOTE])
+
     def to_json(self) -> dict[str, Any]:
         """Describe the fit for people and programs; `tables` gives each cell's likeliest token and its probability."""
         vocab = self.vocab
@@ -77,7 +87,7 @@ class QualityModel:
         return {
             "note": ESTIMATE_NOTE,
             "held_out": {"expert_rmse": self.checks.rmse},
-            "refusals": list(self.checks.refusals(vocab.families)),
+            "refusals": list(self.refusals),
             "families": {
                 name: {
                     "expert_noise_sd": float(self.noise[f, EXPERT]),

@@ -193,12 +193,14 @@ def main() -> None:
         task, policy = load_task_and_policy(task_dir, args.policy)
     raise_if_any(problems)
     say(f"scoring {args.policy}", quiet=args.quiet)
-    scores = Judge(task, load_quality(task.root)).score(policy)
-    document = {"policy": str(args.policy), "note": ESTIMATE_NOTE, "metrics": scores.metrics()}
+    model = load_quality(task.root)
+    scores = Judge(task, model).score(policy)
+    believed = {"note": ESTIMATE_NOTE, "refusals": list(model.refusals)}
+    document = {"policy": str(args.policy), **believed, "metrics": scores.metrics()}
     write_json(document, args.out, show=args.json)
     if not args.json:
         print(format_scores(scores))
-        print(ESTIMATE_NOTE)
+        print(model.caveats)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def summarise(
         "harmful_certified": sum(o.harmful and o.certificate.certified for o in judged),
         "certified": float(np.mean([o.certificate.certified for o in judged if not o.harmful])),
         "certified_count": sum(o.certificate.certified for o in judged),
-        "refused": float(np.mean([bool(m.checks.refusals(VOCAB.families)) for m, _ in models])),
+        "refused": float(np.mean([bool(m.refusals) for m, _ in models])),
         "rhat_median": float(np.median([m.checks.rhat.max() for m, _ in models])),
         "rhat_max": float(np.max([m.checks.rhat.max() for m, _ in models])),
     }

@@ -108,8 +108,7 @@ class RlhfWorkload:
         raise_if_any(found)
 
     def warnings(self) -> tuple[str, ...]:
-        refusals = self.quality.checks.refusals(self.quality.vocab.families)
-        return (*(f"nothing can be certified: {refusal}" for refusal in refusals), *self.screen.warnings)
+        return (*(f"nothing can be certified: {refusal}" for refusal in self.quality.refusals), *self.screen.warnings)
 
     def documents(self) -> Mapping[str, bytes]:
         return {"screen.json": json.dumps(self.screen.details, indent=2).encode(), "screen.png": self.screen.picture}

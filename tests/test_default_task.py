@@ -83,7 +83,7 @@ def test_judge_finds_every_cell_and_both_shortcuts(model) -> None:
 
 
 def test_the_fit_is_believed(task, model) -> None:
-    assert model.checks.refusals(task.vocab.families) == ()
+    assert model.refusals == ()
 
 
 def test_scores_are_sharp(assessed) -> None:

@@ -105,8 +105,10 @@ def test_score_prints_one_document(run: Run, tiny_task: Path) -> None:
 def test_score_prints_a_table_and_says_it_is_an_estimate(run: Run, tiny_task: Path) -> None:
     status, out, err = run(score, "--policy", tiny_task / "policy", "--task", tiny_task, "--quiet")
     assert (status, err) == (0, "")
-    assert out.splitlines()[-2].split()[0] == "balanced"
-    assert out.splitlines()[-1] == ESTIMATE_NOTE
+    lines = out.splitlines()
+    table_end = [line.split()[0] for line in lines].index("balanced")
+    assert lines[table_end + 1].startswith("NOT TO BE BELIEVED: anvil: 12 expert labels")
+    assert lines[-1] == ESTIMATE_NOTE
 
 
 def test_assess_prints_one_document(run: Run, task_with_runs: Path) -> None:
@@ -114,6 +116,7 @@ def test_assess_prints_one_document(run: Run, task_with_runs: Path) -> None:
     document = one_document(out)
     assert status == 0
     assert document["note"] == ESTIMATE_NOTE
+    assert document["refusals"][0].startswith("anvil: 12 expert labels")
     assert list(document["runs"]) == ["first-s800", "second-s800"]
     for entry in document["runs"].values():
         assert entry["release"] is False

@@ -143,11 +143,11 @@ def shuffled(part: Labelled, rng: np.random.Generator) -> Labelled:
 
 
 def refused_families(model: QualityModel, word: str) -> set[str]:
-    return {reason.split(":")[0] for reason in model.checks.refusals(model.vocab.families) if word in reason}
+    return {reason.split(":")[0] for reason in model.refusals if word in reason}
 
 
 def test_published_sizes_are_believed(fitted: QualityModel) -> None:
-    assert fitted.checks.refusals(fitted.vocab.families) == ()
+    assert fitted.refusals == ()
 
 
 def test_shuffled_labels_refuse_in_every_family(default_world_task: Task) -> None:
