@@ -37,6 +37,7 @@ from rlhf.vocab import Vocab
 FLAG_RISK = 0.5  # a family is flagged from this risk on
 MIN_QA_RESPONSES = 20  # different ones, of a family; fewer cannot show what crowd labels pay for
 _LEAST_SHARE = 0.6  # of the probability, where optimisation takes nothing from the shortcut
+_LEAST_SPREAD = 0.125  # of labels, in correct positions: crowds disagree more than that
 _OTHER_SCALE = 2.5  # times as wide as labels: no longer the same scale
 _HALF_EXPLOITED = 0.25  # reward a response taken from shortcuts
 _WORKERS = 2
@@ -136,14 +137,17 @@ def why_unknown(rows: Labelled) -> str:
     if n_responses < MIN_QA_RESPONSES:
         number = f"{n_responses} different response{'' if n_responses == 1 else 's'}"
         return f"{number}, and {MIN_QA_RESPONSES} are needed to see what crowd labels pay for"
-    low, high = float(rows.labels.min()), float(rows.labels.max())
-    if low == high:
-        return f"the same label, {low:g}, for every response"
-    most = 1 + MAX_SIZE * rows.responses.shape[1]
+    length = rows.responses.shape[1]
+    low, high, most = float(rows.labels.min()), float(rows.labels.max()), 1 + MAX_SIZE * length
     if max(-low, high) > most:
         return (
             f"labels from {low:g} to {high:g}, and quality is from 0 to 1: with a shortcut, labels from {-most:g} to "
             f"{most:g} are looked at"
+        )
+    spread = float(rows.labels.std())
+    if spread < _LEAST_SPREAD / length:
+        return (
+            f"labels that hardly differ (standard deviation {spread:.2g}), where one position is worth {1 / length:.3g}"
         )
     return ""
 

@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,24 +25,35 @@ Arrays = Mapping[str, np.ndarray]
 
 def cached_arrays(name: str, digest: str, compute: Callable[[], Arrays]) -> Arrays:
     """Return the named arrays of the task with this digest: from the cache, or computed now and kept."""
-    try:
-        with cache_path(name, digest).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+    content = _read(cache_path(name, digest))
+    if content is not None:
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             return dict(stored)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile):  # absent, or damaged
-        arrays = compute()
-        keep_arrays(name, digest, arrays)
-        return arrays
+    arrays = compute()
+    keep_arrays(name, digest, arrays)
+    return arrays
 
 
 def keep_arrays(name: str, digest: str, arrays: Arrays) -> None:
     """Write arrays in one atomic step, so that a reader never sees half of them; warn where that is impossible."""
     path = cache_path(name, digest)
     try:
-        content = io.BytesIO()
-        np.savez(content, **arrays)  # type: ignore[arg-type]  # an option of numpy's shares the keywords
-        write_whole(path, content.getvalue())
+        file = io.BytesIO()
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # an option of numpy's shares the keywords
+        content = file.getvalue()
+        write_whole(path, hashlib.sha256(content).digest() + content)
     except OSError as error:
         warnings.warn(f"{path}: cannot be kept ({error}); it will be worked out again next time", stacklevel=3)
+
+
+def _read(path: Path) -> bytes | None:
+    """Read what was kept, its hash before it; None if there is nothing, or not what was written."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = kept[: hashlib.sha256().digest_size], kept[hashlib.sha256().digest_size :]
+    return content if hashlib.sha256(content).digest() == digest else None
 
 
 def cache_folder() -> Path:
@@ -52,7 +62,7 @@ def cache_folder() -> Path:
 
 
 def cache_path(name: str, digest: str) -> Path:
-    return cache_folder() / f"{name}-{_source_digest(_SOURCES)[:16]}-{digest}.npz"
+    return cache_folder() / f"{name}-{_source_digest(_SOURCES)[:16]}-{digest}.cache"
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf.files import write_whole
 from rlhf.json_values import finite_json
-from rlhf.taskdir import TASK_VARIABLE
+from rlhf.vocab import TASK_VARIABLE
 
 
 def add_task_option(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import InputError, raise_if_any
+from rlhf.errors import collected, raise_if_any
 from rlhf.json_values import is_number, read_json_object
 from rlhf.taskdir import REFERENCE, REWARD_MODEL, TRAIN_PROMPTS
 
@@ -65,12 +65,11 @@ def run_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
     """Make a `RunConfig` from plain values; `source` names where they came from in every message."""
     known = [field.name for field in fields(RunConfig)]
     unknown = [key for key in values if key not in known]
-    if unknown:
-        raise InputError([f"{source}: unknown config key {key!r}; known keys: {', '.join(known)}" for key in unknown])
-    try:
-        return RunConfig(**values)
-    except InputError as error:
-        raise InputError([f"{source}: {problem}" for problem in error.problems]) from error
+    problems = [f"unknown config key {key!r}; known keys: {', '.join(known)}" for key in unknown]
+    with collected(problems):
+        config = RunConfig(**{key: value for key, value in values.items() if key in known})
+    raise_if_any([f"{source}: {problem}" for problem in problems])
+    return config
 
 
 def read_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

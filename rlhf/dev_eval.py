@@ -72,9 +72,8 @@ def main() -> None:
         problems.append(f"--n must be at least 1, got {args.n}")
     with collected(problems):
         task, policy = load_task_and_policy(task_dir, args.policy)
-    if task_dir.is_dir():
-        with collected(problems):
-            prompts = read_prompts(args.prompts, load_vocab(task_dir)) if args.prompts else None
+    with collected(problems):
+        prompts = read_prompts(args.prompts, load_vocab(task_dir)) if args.prompts else None
     raise_if_any(problems)
     prompts = prompts or task.dev_prompts
     say(f"evaluating {args.policy} on {len(prompts)} prompts", quiet=args.quiet)

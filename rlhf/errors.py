@@ -65,7 +65,8 @@ def run_command(main: Callable[[], int | None]) -> None:
     """
     try:
         status = main() or 0
-        sys.stdout.flush()
+        if sys.stdout:  # None if it was closed from the start
+            sys.stdout.flush()
     except InputError as error:
         for line in _shown(error.problems):
             print(f"error: {line}", file=sys.stderr)

@@ -28,6 +28,7 @@ from rlhf.wrappers import RewardWrapper, load_wrapper
 
 STATE_FILE = "state.safetensors"
 _COUNTERS = "counters"
+_ADAM_SLOTS = {"step", "exp_avg", "exp_avg_sq"}
 LogRow = dict[str, float]
 
 
@@ -104,9 +105,13 @@ class ReinforceRun:
         """
         path = folder / STATE_FILE
         tensors, metadata = read_tensors(path)
-        if _COUNTERS not in metadata:
-            raise InputError(f"{path}: is not the saved state of a run")
-        counters, mine = json.loads(metadata[_COUNTERS]), self.config.to_json()
+        try:
+            self._take_state(path, tensors, json.loads(metadata[_COUNTERS]))
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"{path}: is not the whole saved state of a run ({error!r}); start afresh") from error
+
+    def _take_state(self, path: Path, tensors: dict[str, torch.Tensor], counters: dict[str, Any]) -> None:
+        mine = self.config.to_json()
         problems = [
             f"{path}: saved with {key} = {value!r}, cannot go on with {mine[key]!r}"
             for key, value in counters["config"].items()
@@ -122,6 +127,8 @@ class ReinforceRun:
             if name.startswith("adam."):
                 _, index, slot = name.split(".")
                 slots.setdefault(int(index), {})[slot] = tensor
+        if any(slot.keys() != _ADAM_SLOTS for slot in slots.values()):
+            raise KeyError("adam")
         self._adam.load_state_dict({**self._adam.state_dict(), "state": slots})
         self._prompt_stream.set_state(tensors["stream.prompt"])
         self._sample_stream.set_state(tensors["stream.sample"])

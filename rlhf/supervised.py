@@ -8,14 +8,16 @@ import torch
 from torch import nn
 
 from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say
-from rlhf.errors import raise_if_any
+from rlhf.errors import TrainingError
 from rlhf.files import output_folder_problems
 
 
-def parse_fit_options(parser: argparse.ArgumentParser, *, what: str, epochs: int, lr: float) -> argparse.Namespace:
+def parse_fit_options(
+    parser: argparse.ArgumentParser, *, what: str, epochs: int, lr: float
+) -> tuple[argparse.Namespace, list[str]]:
     """Add the options of a command that fits a model, and parse.
 
-    Raises `InputError` for options that would train nothing, or not end.
+    Returns them with what is wrong: options that would train nothing or not end, no place for the model.
     """
     parser.add_argument("--out", required=True, type=Path, help=f"folder for the {what}")
     parser.add_argument("--epochs", type=int, default=epochs, help=f"passes over the data (default: {epochs})")
@@ -24,13 +26,12 @@ def parse_fit_options(parser: argparse.ArgumentParser, *, what: str, epochs: int
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
-    problems = output_folder_problems("--out", args.out)
+    problems = output_folder_problems("--out", args.out, empty=True)
     if args.epochs < 1:
         problems.append(f"--epochs must be at least 1, got {args.epochs}")
     if not 0 < args.lr < 1:
         problems.append(f"--lr must be between 0 and 1, got {args.lr}")
-    raise_if_any(problems)
-    return args
+    return args, problems
 
 
 def fit(
@@ -46,7 +47,7 @@ def fit(
 ) -> float:
     """Minimise `loss_of(rows)`, a mean over row indices (B,), with Adam at a constant learning rate.
 
-    Returns the mean loss of the last epoch.
+    Returns the mean loss of the last epoch. Raises `TrainingError` if a loss is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
     adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
@@ -55,6 +56,8 @@ def fit(
         total = 0.0
         for rows in torch.randperm(n_rows, generator=generator).split(batch):
             loss = loss_of(rows)
+            if not torch.isfinite(loss):
+                raise TrainingError(f"epoch {epoch + 1}: the loss is {loss.item()}; check the data, or lower --lr")
             adam.zero_grad()
             loss.backward()
             adam.step()

@@ -17,10 +17,9 @@ from rlhf.data import Labelled, Prompts, read_labelled, read_prompts
 from rlhf.errors import InputError, collected, raise_if_any, why
 from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import RewardModel, load_reward_model
-from rlhf.vocab import Vocab, load_vocab
+from rlhf.vocab import TASK_VARIABLE, Vocab, load_vocab
 
 DEFAULT_TASK = Path(__file__).parent / "task"
-TASK_VARIABLE = "TASK"
 REFERENCE = "policy"
 REWARD_MODEL = "reward_model"
 QA_SAMPLE = "train.jsonl"  # beside a reward model: a sample of its crowd labels
@@ -58,8 +57,7 @@ def load_task(root: Path) -> Task:
 
     A process reads a task once: as long as its files stay as they are, the same one is returned.
     """
-    if not root.is_dir():
-        raise InputError(f"{root}: no such task directory; give one with --task DIR or {TASK_VARIABLE}")
+    load_vocab(root)
     return _read_task(root, task_digest(root))
 
 
@@ -68,9 +66,8 @@ def load_task_and_policy(root: Path, folder: Path) -> tuple[Task, Policy]:
     problems: list[str] = []
     with collected(problems):
         task = load_task(root)
-    if root.is_dir():
-        with collected(problems):
-            policy = load_policy(folder, load_vocab(root))
+    with collected(problems):
+        policy = load_policy(folder, load_vocab(root))
     raise_if_any(problems)
     return task, policy
 
@@ -116,10 +113,14 @@ def task_digest(root: Path) -> str:
     return digest.hexdigest()
 
 
+def _is_ours(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")  # what a killed writer or an editor leaves is none of it
+
+
 def task_files(root: Path) -> list[Path]:
     """List the files of a task that a sweep reads, in a fixed order; earlier runs are left out."""
     names = ("vocab.json", "policy", "reward_model", "data")
-    return [path for name in names for path in sorted([root / name, *(root / name).rglob("*")]) if path.is_file()]
+    return [path for name in names for path in sorted([root / name, *(root / name).rglob("*")]) if _is_ours(path)]
 
 
 def resolve_path(path: str, root: Path) -> Path:

@@ -22,24 +22,28 @@ from rlhf.run import STATE_FILE, ReinforceRun
 from rlhf.taskdir import find_task_dir
 
 STATE_FOLDER = "state"
+LOG_FILE = "log.jsonl"
 
 
 def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False, quiet: bool = False) -> ReinforceRun:
-    """Train to `config.steps`, writing a run directory. Raises `InputError` if `out` already holds a run."""
+    """Train to `config.steps`, writing a run directory. Raises `InputError` if `out` is not empty, unless to resume."""
     state = out / STATE_FOLDER
-    if not resume and (out / "log.jsonl").exists():
-        raise InputError(f"{out}: already holds a run; choose another --out, or go on with it by --resume")
+    if not resume and (state / STATE_FILE).exists():
+        raise InputError(f"{out}: already holds a run; give a new or empty folder, or go on with it by --resume")
     if resume and not (state / STATE_FILE).exists():
-        raise InputError(f"{out}: holds no saved state to resume from; leave --resume out to start afresh")
+        raise InputError(f"{out}: holds no saved state to resume from; start afresh in a new or empty folder")
+    raise_if_any(output_folder_problems("--out", out, empty=not resume))
     run = ReinforceRun(config, task_dir)
     if resume:
         run.load_state(state)
     out.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        (out / LOG_FILE).touch(exist_ok=False)  # two runs that start together do not share a folder
     resolved = replace(config, policy_init=config.policy_init or config.policy_ref)
     write_whole(out / "run_config.json", json.dumps(resolved.to_json(), indent=1) + "\n")
-    _drop_rows_after(out / "log.jsonl", run.step)
+    _drop_rows_after(out / LOG_FILE, run.step)
     every = config.save_every or config.steps
-    with (out / "log.jsonl").open("a") as log:
+    with (out / LOG_FILE).open("a") as log:
         while run.step < config.steps:
             for row in run.advance((run.step // every + 1) * every):
                 log.write(json.dumps(row) + "\n")
@@ -56,7 +60,11 @@ def _drop_rows_after(log: Path, step: int) -> None:
     """Remove rows that a killed run logged after its last saved state; they will be logged again."""
     if log.exists():
         whole = log.read_text().split("\n")[:-1]  # a killed run may have left half a line
-        write_whole(log, "".join(line + "\n" for line in whole if json.loads(line)["step"] <= step))
+        try:
+            kept = [line + "\n" for line in whole if json.loads(line)["step"] <= step]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{log}: is not the log of a run ({error}); remove the lines that are none") from error
+        write_whole(log, "".join(kept))
 
 
 def _progress(row: dict[str, float], steps: int) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from rlhf.data import Prompts, read_demonstrations
-from rlhf.errors import run_command
+from rlhf.errors import collected, raise_if_any, run_command
 from rlhf.policy import Policy, init_policy, save_policy
 from rlhf.supervised import fit, parse_fit_options
 from rlhf.taskdir import find_task_dir
@@ -49,9 +49,11 @@ def train_sft(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rlhf.train_sft", description="Train a reference policy.")
     parser.add_argument("--data", required=True, type=Path, help="JSON lines of demonstrations")
-    args = parse_fit_options(parser, what="policy", epochs=EPOCHS, lr=LR)
-    vocab = load_vocab(find_task_dir(args.task))
-    prompts, responses = read_demonstrations(args.data, vocab)
+    args, problems = parse_fit_options(parser, what="policy", epochs=EPOCHS, lr=LR)
+    with collected(problems):
+        vocab = load_vocab(find_task_dir(args.task))
+        prompts, responses = read_demonstrations(args.data, vocab)
+    raise_if_any(problems)
     policy = train_sft(
         prompts, torch.from_numpy(responses), vocab, epochs=args.epochs, lr=args.lr, seed=args.seed, quiet=args.quiet
     )

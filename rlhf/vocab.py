@@ -14,6 +14,7 @@ from rlhf.errors import InputError, raise_if_any
 from rlhf.json_values import read_json_object
 
 VOCAB_FILE = "vocab.json"
+TASK_VARIABLE = "TASK"
 _CONTENT_TOKENS = "ba da fa ga ha ja ka la ma na pa ra sa ta va wa za be de fe ge he je ke"
 _FAMILY_NAME = re.compile(r"\w[\w.\- ]*")  # families are part of metric names
 _SPECIAL = ("<pad>", "<sep>")
@@ -113,7 +114,12 @@ DEFAULT_VOCAB = Vocab(
 
 
 def load_vocab(root: Path) -> Vocab:
-    """Read `vocab.json` in the task directory `root`; without one, the default vocabulary."""
+    """Read `vocab.json` in the task directory `root`; without one, the default vocabulary.
+
+    Raises `InputError` if there is no such directory.
+    """
+    if not root.is_dir():
+        raise InputError(f"{root}: no such task directory; give one with --task DIR or {TASK_VARIABLE}")
     path = root / VOCAB_FILE
     return read_vocab(path) if path.exists() else DEFAULT_VOCAB
 

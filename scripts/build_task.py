@@ -84,8 +84,10 @@ def earlier_runs(traffic: dict[str, int]) -> list[EarlierRun]:
 
 def main() -> None:
     args = parse_args()
-    problems = output_folder_problems("--out", args.out, empty=True) + output_problems({"--truth": args.truth})
-    if args.out.resolve() in args.truth.resolve().parents:
+    problems = output_folder_problems("--out", args.out, empty=True)
+    problems += output_problems({"--truth": args.truth}, inputs=[args.vocab] if args.vocab else [])
+    out, truth = args.out.resolve(), args.truth.resolve()
+    if out == truth or out in truth.parents or truth in out.parents:
         problems.append(f"--truth {args.truth}: must lie outside the task directory {args.out}")
     raise_if_any(problems)
     torch.set_num_threads(1)  # the same sums in the same order on every machine of a kind

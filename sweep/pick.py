@@ -72,10 +72,11 @@ def main() -> int:
         "why": why,
         "certificate": certificate.to_json(),
     }
+    if args.out:
+        ledger.download(picked, args.out)
     if args.register:
         document["registered"] = {"model": args.register, "version": ledger.register(picked, args.register)}
     if args.out:
-        ledger.download(picked, args.out)
         write_whole(args.out / "pick.json", json.dumps(document, indent=2) + "\n")
     ledger.note_pick(sweep, picked, document)
     print(json.dumps(document, indent=2) if args.json else _describe(sweep.name, picked, why, certificate))

@@ -211,7 +211,8 @@ def _opened(workload: RlhfWorkload) -> _Opened:
     folder = tempfile.mkdtemp(prefix="rlhf-sweep-task-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(workload.archive)) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        archive.extractall(folder)
     remember_quality(workload.quality, workload.digest)
     task = load_task(Path(folder))
     return _Opened(task, Judge(task, workload.quality), split_prompts(task, "train"))

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, SweepError
 from sweep.candidate import Candidate
 from sweep.store import runs_folder, sqlite_path
 
@@ -163,11 +164,24 @@ class Ledger:
         return sorted(map(_candidate, ready), key=lambda candidate: (candidate.trial, candidate.step))
 
     def download(self, candidate: Candidate, folder: Path) -> None:
-        """Copy a candidate's files to `folder`."""
+        """Copy a candidate's files to `folder`, new or empty, all or none.
+
+        Raises `InputError` if the store has lost them, `SweepError` if they cannot be written.
+        """
         location = self._client.get_logged_model(candidate.model_id).artifact_location
-        with tempfile.TemporaryDirectory() as temporary:
-            files = download_artifacts(artifact_uri=location, dst_path=temporary, tracking_uri=self.uri)
-            shutil.copytree(files, folder, dirs_exist_ok=True)
+        what = f"trial {candidate.trial}, step {candidate.step}"
+        staging = folder.absolute().with_name(f".{uuid.uuid4().hex}")
+        try:
+            with tempfile.TemporaryDirectory() as temporary:
+                files = download_artifacts(artifact_uri=location, dst_path=temporary, tracking_uri=self.uri)
+                shutil.copytree(files, staging)
+                staging.replace(folder)
+        except (MlflowException, FileNotFoundError) as error:
+            raise InputError(f"{location}: the files of {what} cannot be read ({_first_line(error)})") from error
+        except (shutil.Error, OSError) as error:
+            raise SweepError(f"{folder}: the files of {what} cannot be written there ({_first_line(error)})") from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
     # --- writing
 

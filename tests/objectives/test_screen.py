@@ -115,10 +115,11 @@ def test_a_family_without_rows_has_risk_one_and_the_reason() -> None:
     [
         (lambda x: x * 100, lambda r: r, r"labels from -?\d.* to \d.*, and quality is from 0 to 1"),
         (lambda x: np.where(np.arange(len(x)) == 300, 1e200, x), lambda r: r, r"1e\+200"),
-        (lambda x: x * 0 + 0.5, lambda r: r, "holds the same label, 0.5, for every response"),
+        (lambda x: x * 0 + 0.5, lambda r: r, r"labels that hardly differ \(standard deviation 0\), where one .* 0.125"),
+        (lambda x: x * 0.01, lambda r: r, r"labels that hardly differ \(standard deviation 0.00"),
         (lambda x: x, lambda r: r * 0, "holds 1 different response, and 20 are needed"),
     ],
-    ids=["percent", "one wild label", "one label", "one response"],
+    ids=["percent", "one wild label", "one label", "hundredths", "one response"],
 )
 def test_rows_that_show_nothing_have_risk_one_and_the_reason(
     labels: Callable[[np.ndarray], np.ndarray], responses: Callable[[np.ndarray], np.ndarray], reason: str

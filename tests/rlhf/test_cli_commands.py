@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,8 +109,55 @@ def test_train_rl_neither_overwrites_a_run_nor_resumes_nothing(
     assert command(train_rl.main, *arguments, "--quiet") == 0
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     assert command(train_rl.main, *arguments) == 2
-    assert "already holds a run; choose another --out, or go on with it by --resume" in capsys.readouterr().err
+    assert "already holds files; give a new or empty folder" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_run_that_can_be_resumed_says_so(command: Command, small_task: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = write_config(tmp_path / "c.json", save_every=2)
+    arguments = ["--config", config, "--out", tmp_path / "run", "--task", small_task, "--quiet"]
+    assert command(train_rl.main, *arguments) == 0
+    assert command(train_rl.main, *arguments) == 2
+    assert "already holds a run; give a new or empty folder, or go on with it by --resume" in capsys.readouterr().err
+    with (tmp_path / "run/log.jsonl").open("a") as log:
+        log.write("{half\n")
+    assert command(train_rl.main, *arguments, "--resume") == 2
+    assert "log.jsonl: is not the log of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["policy", "reward_model"])
+def test_training_never_writes_over_a_model(
+    command: Command, small_task: Path, tmp_path: Path, capsys: Capture, name: str
+) -> None:
+    task = shutil.copytree(small_task, tmp_path / "task")
+    before = {path: path.read_bytes() for path in (task / name).iterdir()}
+    data = task / "reward_model/train.jsonl"
+    for main, option, value in (
+        (train_rl.main, "--config", write_config(tmp_path / "c.json")), (train_rm.main, "--data", data),
+        (train_sft.main, "--data", data),
+    ):  # fmt: skip
+        assert command(main, option, value, "--out", task / name, "--task", task) == 2
+        assert "already holds files; give a new or empty folder" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (task / name).iterdir()} == before
+
+
+def test_a_loss_that_is_not_finite_saves_no_model(
+    command: Command, small_task: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    rows = rows_of(small_task / "reward_model/train.jsonl")
+    write_jsonl(tmp_path / "wild.jsonl", [{**row, "label": 1e300} for row in rows])
+    arguments = ["--data", tmp_path / "wild.jsonl", "--out", tmp_path / "rm", "--task", small_task]
+    assert command(train_rm.main, *arguments) == 1
+    assert "epoch 1: the loss is inf; check the data, or lower --lr" in capsys.readouterr().err
+    assert not (tmp_path / "rm").exists()
+
+
+def test_training_options_data_and_task_are_checked_together(command: Command, tmp_path: Path, capsys: Capture) -> None:
+    bad = ["--data", tmp_path / "none", "--out", tmp_path / "new", "--task", tmp_path / "nowhere", "--epochs", 0]
+    assert command(train_rm.main, *bad) == 2
+    err = capsys.readouterr().err
+    assert "--epochs must be at least 1" in err
+    assert f"{tmp_path / 'nowhere'}: no such task directory; give one with --task DIR or TASK" in err
 
 
 # Ends its own process like a machine that loses power, at a chosen call; otherwise the scores, scaled.

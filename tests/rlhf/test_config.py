@@ -59,6 +59,7 @@ def test_every_unknown_key_is_named_with_the_known_ones() -> None:
     assert [problem.split(";")[0] for problem in caught.value.problems] == [
         "run.json: unknown config key 'kl'",
         "run.json: unknown config key 'beta'",
+        "run.json: steps must be a whole number from 1 to 2147483647, got 0",
     ]
     assert all(field.name in caught.value.problems[0] for field in fields(RunConfig))
 

@@ -45,11 +45,36 @@ def test_pipes_are_written_to(tmp_path: Path) -> None:
     for place in ("/dev/stdout", "/dev/fd/1"):
         done = subprocess.run([sys.executable, "-c", program, place], stdout=subprocess.PIPE, text=True, check=True)
         assert done.stdout == "answer[]\n"
+        with (tmp_path / "file").open("w+") as file:
+            file.write("kept ")
+            file.flush()
+            subprocess.run([sys.executable, "-c", program, place], stdout=file, check=True)
+        assert (tmp_path / "file").read_text() == "kept answer[]\n"
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
         write_whole(tmp_path / "pipe", "through")
         assert reader.communicate()[0] == b"through"
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_to_a_file_not_there_yet_makes_it_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "new" / "answer")
+    assert output_problems({"--out": tmp_path / "link"}) == []
+    write_whole(tmp_path / "link", "answer")
+    assert (tmp_path / "new/answer").read_text() == "answer"
+
+
+def test_an_answer_keeps_the_rights_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "answer").touch(mode=0o600)
+    write_whole(tmp_path / "answer", "secret")
+    assert (tmp_path / "answer").stat().st_mode & 0o777 == 0o600
+
+
+def test_shared_memory_is_no_device() -> None:
+    place = Path("/dev/shm/rlhf-sweep-test/answer")
+    if not place.parents[1].is_dir():
+        pytest.skip("this system has no /dev/shm")
+    assert "is the same file as the input" in output_problems({"--out": place}, inputs=[place])[0]
 
 
 def test_a_failure_names_the_place_asked_for(tmp_path: Path) -> None:
@@ -61,6 +86,8 @@ def test_a_failure_names_the_place_asked_for(tmp_path: Path) -> None:
 
 def test_places_that_no_system_has_are_problems_too(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert output_problems({"--a": tmp_path / "answer"}, inputs=[tmp_path / "loop"]) == []
+    assert "is a link to nothing" in output_folder_problems("--out", tmp_path / "loop")[0]
     problems = output_problems({"--a": tmp_path / "loop", "--b": tmp_path / ("x" * 300), "--c": tmp_path / "r",
                                 "--d": tmp_path / "r" / "d"})  # fmt: skip
     assert [problem.split()[0] for problem in problems] == ["--a", "--b", "--d"]

@@ -17,6 +17,7 @@ from rlhf.policy import Policy, load_policy
 from rlhf.reward_model import load_reward_model
 from rlhf.run import STATE_FILE, LogRow, ReinforceRun
 from rlhf.vocab import Vocab, load_vocab
+from rlhf.weights import read_tensors, write_tensors
 
 LOG_KEYS = {"step", "proxy_reward", "kl", "shaped_reward", "entropy", "loss", "elapsed_s"}  # DESIGN section 4
 
@@ -236,6 +237,21 @@ def test_a_state_of_another_configuration_names_what_differs(small_task: Path, t
         f"{tmp_path / 'state' / STATE_FILE}: saved with kl_coef = 0.1, cannot go on with 0.2",
         f"{tmp_path / 'state' / STATE_FILE}: saved with seed = 0, cannot go on with 1",
     )
+
+
+@pytest.mark.parametrize("lost", ["stream.prompt", "policy.head.weight", "adam.0.exp_avg"])
+def test_a_state_that_lacks_something_is_refused(small_task: Path, tmp_path: Path, lost: str) -> None:
+    config = RunConfig(steps=4, batch_prompts=2)
+    run = ReinforceRun(config, small_task)
+    list(run.advance(1))
+    run.save_state(tmp_path)
+    tensors, metadata = read_tensors(tmp_path / STATE_FILE)
+    write_tensors({name: t for name, t in tensors.items() if name != lost}, tmp_path / STATE_FILE, metadata=metadata)
+    with pytest.raises(InputError, match="is not the whole saved state of a run"):
+        ReinforceRun(config, small_task).load_state(tmp_path)
+    write_tensors(tensors, tmp_path / STATE_FILE, metadata={"counters": "{}"})
+    with pytest.raises(InputError, match="is not the whole saved state of a run"):
+        ReinforceRun(config, small_task).load_state(tmp_path)
 
 
 def test_a_kill_while_saving_leaves_the_state_before(

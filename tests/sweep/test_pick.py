@@ -1,6 +1,10 @@
 import json
+import shutil
+from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 import sweep.pick
 from rlhf.errors import run_command
@@ -103,3 +107,34 @@ def test_a_model_name_that_cannot_be_registered_is_refused_before_anything_is_wr
     assert status == 2
     assert "--register must be a name without '/' and ':'" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_the_store_has_lost_is_named(pick, first_sweep, tmp_path, monkeypatch) -> None:
+    def lost(*_: object, **__: object) -> str:
+        raise MlflowException("no such artifact")
+
+    monkeypatch.setattr("sweep.tracking.download_artifacts", lost)
+    status, _, err = pick("--out", str(tmp_path / "picked"))
+    assert status == 2
+    assert "cannot be read (no such artifact)" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing_and_registers_nothing(pick, first_sweep, tmp_path, monkeypatch) -> None:
+    copy, full = shutil.copytree, tmp_path / "picked"
+
+    def copytree(source: str, target: Path) -> None:
+        if target.parent != tmp_path:  # not the checkpoint's own place: certification reads finalists too
+            copy(source, target)
+            return
+        target.mkdir()
+        (target / "half").write_text("")
+        raise shutil.Error([(source, str(target), "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr("sweep.tracking.shutil.copytree", copytree)
+    status, _, err = pick("--out", str(full), "--register", "never")
+    assert status == 1
+    assert f"{full}: the files of trial" in err
+    assert "No space left on device" in err
+    assert list(tmp_path.iterdir()) == []
+    assert not MlflowClient(first_sweep.uri, first_sweep.uri).search_registered_models("name = 'never'")
