@@ -27,10 +27,11 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seed_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=_seed, default=0, help="decides all random numbers (default: 0)")
+    parser.add_argument("--seed", type=parse_seed, default=0, help="decides all random numbers (default: 0)")
 
 
-def _seed(text: str) -> int:
+def parse_seed(text: str) -> int:
+    """Read a seed that every generator takes, as an argument's type."""
     seed = int(text)
     if not 0 <= seed < 2**31:
         raise argparse.ArgumentTypeError(f"must be from 0 to {2**31 - 1}, got {seed}")

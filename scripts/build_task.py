@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf.cli import parse_seed
 from rlhf.config import run_config
 from rlhf.data import Labelled, Prompts, write_jsonl
 from rlhf.dev_eval import dev_eval
@@ -208,6 +209,8 @@ def check_sizes(args: argparse.Namespace, vocab: Vocab) -> None:
     ]
     if args.crowd_shipped > args.crowd:
         problems.append(f"--crowd-shipped must be at most --crowd ({args.crowd}), got {args.crowd_shipped}")
+    if not 0 < args.run_steps_scale < math.inf:
+        problems.append(f"--run-steps-scale must be a number above 0, got {args.run_steps_scale}")
     raise_if_any(problems)
 
 
@@ -223,7 +226,7 @@ def write_manifest(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/build_task.py", description="Build a task directory.")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=parse_seed, required=True)
     parser.add_argument("--out", type=Path, required=True, help="new task directory")
     parser.add_argument("--truth", type=Path, required=True, help="file for the hidden truth, outside the task")
     parser.add_argument("--shortcut", action="append", metavar="F:KIND:TOKENS:SIZE", help="what crowd labels pay for")

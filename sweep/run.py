@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlhf.errors import InputError, SweepError, collected, raise_if_any
+from rlhf.files import output_folder_problems
 from search_spaces.space import SearchSpace
 from sweep.options import SweepOptions
 from sweep.progress import Progress
@@ -42,7 +43,8 @@ class Plan:
 
 def plan_sweep(options: SweepOptions) -> Plan:
     """Check name, space, task, settings and places together. Raises one `InputError` with all problems."""
-    problems: list[str] = []
+    storage = options.storage_path
+    problems = [] if not storage or "://" in storage else output_folder_problems("--storage-path", Path(storage))
     space: SearchSpace | None = None
     with collected(problems):
         if options.name in [sweep.name for sweep in Ledger(options.tracking_uri).sweeps()]:

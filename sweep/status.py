@@ -34,6 +34,7 @@ def main() -> None:
         document: dict[str, Any] = {
             "sweep": sweep.name,
             "status": sweep.status,
+            "reason": sweep.reason,
             "driver_gone": sweep.status == RUNNING and is_gone(sweep.facts["driver"]),
             "facts": dict(sweep.facts),
             "trials": dict(counts),
@@ -44,7 +45,8 @@ def main() -> None:
         print(json.dumps(document, indent=2))
         return
     gone = ", but its driver is gone" if sweep.status == RUNNING and is_gone(sweep.facts["driver"]) else ""
-    print(f"{sweep.name}: {sweep.status}{gone}, {sum(counts.values())} of {sweep.facts['trials']} trials started")
+    why = f" ({sweep.reason})" if sweep.reason else ""
+    print(f"{sweep.name}: {sweep.status}{why}{gone}, {sum(counts.values())} of {sweep.facts['trials']} trials started")
     print("trials: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
     for trial in trials:
         if trial.reason:

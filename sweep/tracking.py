@@ -62,6 +62,7 @@ class SweepRecord:
     status: str
     started: float
     facts: Mapping[str, str]  # space, task, max_harm, trials, seed ...
+    reason: str | None = None  # why it ended before its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +342,10 @@ def _sweep_record(run: Run) -> SweepRecord:
     tags = run.data.tags
     facts = {key.removeprefix(_FACT): value for key, value in tags.items() if key.startswith(_FACT)}
     info = run.info
-    return SweepRecord(tags[_SWEEP], info.run_id, info.experiment_id, info.status, info.start_time / 1000, facts)
+    started = info.start_time / 1000
+    return SweepRecord(
+        tags[_SWEEP], info.run_id, info.experiment_id, info.status, started, facts, tags.get(_REASON)
+    )  # fmt: skip
 
 
 def _candidate(model: LoggedModel) -> Candidate:

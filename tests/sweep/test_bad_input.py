@@ -208,6 +208,13 @@ def test_places_that_cannot_be_written(refuse, option) -> None:
     assert "/proc/nope" in refuse(sweep.launch, "--space", "smoke", option, value)
 
 
+def test_a_file_for_checkpoints_is_found_before_labels_are_fitted(refuse, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refuse(sweep.launch, "--space", "nowhere.py", "--storage-path", str(tmp_path / "file"))
+    assert f"--storage-path {tmp_path / 'file'}: {tmp_path / 'file'} is not a folder" in said
+    assert "nowhere.py" in said
+
+
 def test_unreachable_tracking_server(refuse) -> None:
     said = refuse(sweep.launch, "--space", "smoke", "--tracking-uri", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 cannot be read" in said

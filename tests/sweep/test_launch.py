@@ -14,6 +14,7 @@ from mlflow.entities import Run
 from rlhf.config import RunConfig
 from rlhf.policy import load_policy
 from rlhf.vocab import DEFAULT_VOCAB
+from sweep.schedule import INTERRUPTED
 from sweep.tracking import Ledger
 
 METRICS = (
@@ -200,7 +201,7 @@ def test_interrupt_leaves_a_closed_readable_record(place, sent, concurrency) -> 
     assert driver.returncode == 130, seen + rest
     ledger = Ledger(place.uri)
     sweep = ledger.find(name)
-    assert sweep.status == "KILLED"
+    assert (sweep.status, sweep.reason) == ("KILLED", INTERRUPTED)
     trials = ledger.trials(sweep)
     assert {trial.status for trial in trials} <= {"FINISHED", "KILLED"}
     assert "KILLED" in {trial.status for trial in trials}
