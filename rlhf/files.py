@@ -63,10 +63,12 @@ def output_problems(outputs: Mapping[str, Path | None], *, inputs: Iterable[Path
     return problems
 
 
-def output_folder_problems(option: str, path: Path | None, *, empty: bool = False) -> list[str]:
+def output_folder_problems(
+    option: str, path: Path | None, *, empty: bool = False, new: Iterable[str] = ()
+) -> list[str]:
     """Say what is wrong with the folder that an option names for output: it must be possible to make and write to.
 
-    empty: it must hold nothing yet.
+    empty: it must hold nothing yet. new: names of what will be written, and must not be there yet.
     """
     if path is None:
         return []
@@ -74,6 +76,9 @@ def output_folder_problems(option: str, path: Path | None, *, empty: bool = Fals
         return [f"{option} {path}: is a link to nothing; give another place"]
     if empty and path.is_dir() and any(path.iterdir()):
         return [f"{option} {path}: already holds files; give a new or empty folder"]
+    there = [name for name in new if (path / name).exists()]
+    if there:
+        return [f"{option} {path}: already holds {', '.join(there)}; give another folder"]
     return _place_problems(option, path, path.absolute())
 
 

@@ -15,6 +15,7 @@ from rlhf.transformer import ModelConfig, Trunk
 from rlhf.vocab import Vocab
 from rlhf.weights import load_model, save_model
 
+POLICY_WEIGHTS = "policy.safetensors"
 DEFAULT_SIZE = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 128}
 MASKED_LOGIT = -1e9
 _RESPONSES_AT_ONCE = 256
@@ -125,8 +126,8 @@ def init_policy(vocab: Vocab, *, seed: int, size: dict[str, int] | None = None) 
 
 def load_policy(folder: Path, vocab: Vocab) -> Policy:
     """Read `policy.safetensors` and `config.json`. Raises `InputError` if either does not fit."""
-    return load_model(lambda config: Policy(config, vocab), folder, "policy.safetensors", vocab)
+    return load_model(lambda config: Policy(config, vocab), folder, POLICY_WEIGHTS, vocab)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    save_model(policy, policy.config, folder, "policy.safetensors")
+    save_model(policy, policy.config, folder, POLICY_WEIGHTS)

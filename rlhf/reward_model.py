@@ -12,6 +12,8 @@ from rlhf.weights import load_model, save_model
 
 DEFAULT_SIZE = {"d_model": 96, "n_layers": 2, "n_heads": 4, "d_ff": 192}
 
+RM_WEIGHTS = "rm.safetensors"
+
 
 class RewardModel(Trunk):
     """Score whole sequences: ids (B, seq_len) -> (B,)."""
@@ -51,8 +53,8 @@ def init_reward_model(vocab: Vocab, *, seed: int, size: dict[str, int] | None = 
 
 def load_reward_model(folder: Path, vocab: Vocab) -> RewardModel:
     """Read `rm.safetensors` and `config.json`. Raises `InputError` if either does not fit."""
-    return load_model(lambda config: RewardModel(config, vocab), folder, "rm.safetensors", vocab)
+    return load_model(lambda config: RewardModel(config, vocab), folder, RM_WEIGHTS, vocab)
 
 
 def save_reward_model(model: RewardModel, folder: Path) -> None:
-    save_model(model, model.config, folder, "rm.safetensors")
+    save_model(model, model.config, folder, RM_WEIGHTS)

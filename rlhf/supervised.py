@@ -10,14 +10,16 @@ from torch import nn
 from rlhf.cli import add_quiet_option, add_seed_option, add_task_option, say
 from rlhf.errors import TrainingError
 from rlhf.files import output_folder_problems
+from rlhf.weights import CONFIG_FILE
 
 
 def parse_fit_options(
-    parser: argparse.ArgumentParser, *, what: str, epochs: int, lr: float
+    parser: argparse.ArgumentParser, *, what: str, weights: str, epochs: int, lr: float
 ) -> tuple[argparse.Namespace, list[str]]:
     """Add the options of a command that fits a model, and parse.
 
-    Returns them with what is wrong: options that would train nothing or not end, no place for the model.
+    Returns them with what is wrong: options that would train nothing or not end, no place for the model. `weights`
+    names the file that will hold it.
     """
     parser.add_argument("--out", required=True, type=Path, help=f"folder for the {what}")
     parser.add_argument("--epochs", type=int, default=epochs, help=f"passes over the data (default: {epochs})")
@@ -26,7 +28,7 @@ def parse_fit_options(
     add_quiet_option(parser)
     add_task_option(parser)
     args = parser.parse_args()
-    problems = output_folder_problems("--out", args.out, empty=True)
+    problems = output_folder_problems("--out", args.out, new=(weights, CONFIG_FILE))
     if args.epochs < 1:
         problems.append(f"--epochs must be at least 1, got {args.epochs}")
     if not 0 < args.lr < 1:

@@ -17,22 +17,25 @@ from rlhf.cli import add_quiet_option, add_task_option, say
 from rlhf.config import RunConfig, read_run_config
 from rlhf.errors import InputError, collected, raise_if_any, run_command
 from rlhf.files import output_folder_problems, write_whole
-from rlhf.policy import save_policy
+from rlhf.policy import POLICY_WEIGHTS, save_policy
 from rlhf.run import STATE_FILE, ReinforceRun
 from rlhf.taskdir import find_task_dir
+from rlhf.weights import CONFIG_FILE
 
 STATE_FOLDER = "state"
 LOG_FILE = "log.jsonl"
+_CONFIG_FILE = "run_config.json"
+_WRITTEN = (LOG_FILE, _CONFIG_FILE, POLICY_WEIGHTS, CONFIG_FILE)
 
 
 def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False, quiet: bool = False) -> ReinforceRun:
-    """Train to `config.steps`, writing a run directory. Raises `InputError` if `out` is not empty, unless to resume."""
+    """Train to `config.steps`, writing a run directory. Raises `InputError` if `out` holds a run, unless to resume."""
     state = out / STATE_FOLDER
     if not resume and (state / STATE_FILE).exists():
-        raise InputError(f"{out}: already holds a run; give a new or empty folder, or go on with it by --resume")
+        raise InputError(f"{out}: already holds a run; give another folder, or go on with it by --resume")
     if resume and not (state / STATE_FILE).exists():
-        raise InputError(f"{out}: holds no saved state to resume from; start afresh in a new or empty folder")
-    raise_if_any(output_folder_problems("--out", out, empty=not resume))
+        raise InputError(f"{out}: holds no saved state to resume from; start afresh in another folder")
+    raise_if_any(output_folder_problems("--out", out, new=() if resume else _WRITTEN))
     run = ReinforceRun(config, task_dir)
     if resume:
         run.load_state(state)
@@ -40,7 +43,7 @@ def train(config: RunConfig, task_dir: Path, out: Path, *, resume: bool = False,
     if not resume:
         (out / LOG_FILE).touch(exist_ok=False)  # two runs that start together do not share a folder
     resolved = replace(config, policy_init=config.policy_init or config.policy_ref)
-    write_whole(out / "run_config.json", json.dumps(resolved.to_json(), indent=1) + "\n")
+    write_whole(out / _CONFIG_FILE, json.dumps(resolved.to_json(), indent=1) + "\n")
     _drop_rows_after(out / LOG_FILE, run.step)
     every = config.save_every or config.steps
     with (out / LOG_FILE).open("a") as log:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rlhf.data import Labelled, read_labelled
 from rlhf.errors import collected, raise_if_any, run_command
-from rlhf.reward_model import RewardModel, init_reward_model, save_reward_model
+from rlhf.reward_model import RM_WEIGHTS, RewardModel, init_reward_model, save_reward_model
 from rlhf.supervised import fit, parse_fit_options
 from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
@@ -42,7 +42,7 @@ def train_rm(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rlhf.train_rm", description="Train a reward model.")
     parser.add_argument("--data", required=True, type=Path, help="JSON lines of labelled responses")
-    args, problems = parse_fit_options(parser, what="reward model", epochs=EPOCHS, lr=LR)
+    args, problems = parse_fit_options(parser, what="reward model", weights=RM_WEIGHTS, epochs=EPOCHS, lr=LR)
     with collected(problems):
         vocab = load_vocab(find_task_dir(args.task))
         labelled = read_labelled(args.data, vocab)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rlhf.data import Prompts, read_demonstrations
 from rlhf.errors import collected, raise_if_any, run_command
-from rlhf.policy import Policy, init_policy, save_policy
+from rlhf.policy import POLICY_WEIGHTS, Policy, init_policy, save_policy
 from rlhf.supervised import fit, parse_fit_options
 from rlhf.taskdir import find_task_dir
 from rlhf.vocab import Vocab, load_vocab
@@ -49,7 +49,7 @@ def train_sft(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rlhf.train_sft", description="Train a reference policy.")
     parser.add_argument("--data", required=True, type=Path, help="JSON lines of demonstrations")
-    args, problems = parse_fit_options(parser, what="policy", epochs=EPOCHS, lr=LR)
+    args, problems = parse_fit_options(parser, what="policy", weights=POLICY_WEIGHTS, epochs=EPOCHS, lr=LR)
     with collected(problems):
         vocab = load_vocab(find_task_dir(args.task))
         prompts, responses = read_demonstrations(args.data, vocab)

@@ -27,7 +27,7 @@ from rlhf.config import RunConfig
 from rlhf.data import Labelled, Prompts, read_labelled, read_prompts, write_jsonl
 from rlhf.features import KINDS, N_TOKENS, Feature, feature_values, parse_feature
 from rlhf.files import write_whole
-from rlhf.policy import Policy, load_policy, save_policy
+from rlhf.policy import POLICY_WEIGHTS, Policy, load_policy, save_policy
 from rlhf.reward_model import load_reward_model, save_reward_model
 from rlhf.run import ReinforceRun
 from rlhf.taskdir import DEFAULT_TASK, QA_SAMPLE, REFERENCE
@@ -125,7 +125,7 @@ def build_world(part: str, cache: Path) -> tuple[World, Policy, Path]:
     else:
         rng = np.random.default_rng(seed)
         world = make_world(DEFAULT_VOCAB, (), rng)
-        if not (folder / REFERENCE / "policy.safetensors").exists():
+        if not (folder / REFERENCE / POLICY_WEIGHTS).exists():
             prompts = draw_prompts(world.vocab, np.full(len(world.vocab.families), DEMOS), rng)
             demos = torch.from_numpy(world.demonstrate(prompts, rng))
             save_policy(train_sft(prompts, demos, world.vocab, seed=seed), folder / REFERENCE)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -109,7 +110,7 @@ def test_train_rl_neither_overwrites_a_run_nor_resumes_nothing(
     assert command(train_rl.main, *arguments, "--quiet") == 0
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     assert command(train_rl.main, *arguments) == 2
-    assert "already holds files; give a new or empty folder" in capsys.readouterr().err
+    assert "already holds log.jsonl, run_config.json, policy.safetensors, config.json" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
@@ -118,7 +119,7 @@ def test_a_run_that_can_be_resumed_says_so(command: Command, small_task: Path, t
     arguments = ["--config", config, "--out", tmp_path / "run", "--task", small_task, "--quiet"]
     assert command(train_rl.main, *arguments) == 0
     assert command(train_rl.main, *arguments) == 2
-    assert "already holds a run; give a new or empty folder, or go on with it by --resume" in capsys.readouterr().err
+    assert "already holds a run; give another folder, or go on with it by --resume" in capsys.readouterr().err
     with (tmp_path / "run/log.jsonl").open("a") as log:
         log.write("{half\n")
     assert command(train_rl.main, *arguments, "--resume") == 2
@@ -137,7 +138,7 @@ def test_training_never_writes_over_a_model(
         (train_sft.main, "--data", data),
     ):  # fmt: skip
         assert command(main, option, value, "--out", task / name, "--task", task) == 2
-        assert "already holds files; give a new or empty folder" in capsys.readouterr().err
+        assert re.search(r"--out .*: already holds .*config.json; give another folder", capsys.readouterr().err)
     assert {path: path.read_bytes() for path in (task / name).iterdir()} == before
 
 

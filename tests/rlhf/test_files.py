@@ -115,7 +115,10 @@ def test_a_folder_for_output_can_be_made_and_is_empty_where_it_must_be(tmp_path:
     (tmp_path / "file").write_text("")
     assert output_folder_problems("--out", None) == []
     assert output_folder_problems("--out", tmp_path / "new" / "deep", empty=True) == []
-    assert output_folder_problems("--out", tmp_path) == []
+    assert output_folder_problems("--out", tmp_path, new=("other",)) == []
+    assert output_folder_problems("--out", tmp_path, new=("file", "other")) == [
+        f"--out {tmp_path}: already holds file; give another folder"
+    ]
     assert output_folder_problems("--out", tmp_path, empty=True) == [
         f"--out {tmp_path}: already holds files; give a new or empty folder"
     ]
