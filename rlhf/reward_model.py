@@ -10,9 +10,8 @@ from rlhf.transformer import ModelConfig, Trunk
 from rlhf.vocab import Vocab
 from rlhf.weights import load_model, save_model
 
-DEFAULT_SIZE = {"d_model": 96, "n_layers": 2, "n_heads": 4, "d_ff": 192}
-
 RM_WEIGHTS = "rm.safetensors"
+DEFAULT_SIZE = {"d_model": 96, "n_layers": 2, "n_heads": 4, "d_ff": 192}
 
 
 class RewardModel(Trunk):
