@@ -27,7 +27,7 @@ class TaskScreen:
         """Say in words why each flagged family is."""
         flagged = [self.details["families"][name] for name in sorted(self.flagged)]
         return [
-            f"optimising the reward model would hack {reason}" if entry.get("findings") else reason
+            f"optimising the reward model would hack {reason}" if entry["findings"] else reason
             for entry in flagged
             for reason in entry["reasons"]
         ]

@@ -57,7 +57,6 @@ def load_task(root: Path) -> Task:
 
     A process reads a task once: as long as its files stay as they are, the same one is returned.
     """
-    load_vocab(root)
     return _read_task(root, task_digest(root))
 
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,19 +169,17 @@ class Ledger:
         Raises `InputError` if the store has lost them, `SweepError` if they cannot be written.
         """
         location = self._client.get_logged_model(candidate.model_id).artifact_location
-        what = f"trial {candidate.trial}, step {candidate.step}"
-        staging = folder.absolute().with_name(f".{uuid.uuid4().hex}")
-        try:
-            with tempfile.TemporaryDirectory() as temporary:
+        what = f"the files of trial {candidate.trial}, step {candidate.step}"
+        with tempfile.TemporaryDirectory() as temporary:
+            try:
                 files = download_artifacts(artifact_uri=location, dst_path=temporary, tracking_uri=self.uri)
-                shutil.copytree(files, staging)
-                staging.replace(folder)
-        except (MlflowException, FileNotFoundError) as error:
-            raise InputError(f"{location}: the files of {what} cannot be read ({_first_line(error)})") from error
-        except (shutil.Error, OSError) as error:
-            raise SweepError(f"{folder}: the files of {what} cannot be written there ({_first_line(error)})") from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            except (MlflowException, OSError) as error:
+                raise InputError(f"{location}: {what} cannot be read ({_first_line(error)})") from error
+            try:
+                shutil.copytree(files, folder, dirs_exist_ok=True)
+            except (shutil.Error, OSError) as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise SweepError(f"{folder}: {what} cannot be written there ({_first_line(error)})") from error
 
     # --- writing
 

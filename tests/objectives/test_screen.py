@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from objectives.screen import Screen, risk_of, score_scale, screen, why_unknown
+from objectives.screen_plot import draw_screen
 from objectives.screen_probe import distinct_rows
 from objectives.screen_report import details_json, format_screen, screen_json
 from rlhf.data import Labelled, Prompts
@@ -183,6 +185,30 @@ def test_scores_that_are_not_finite_are_bad_input(scale: float) -> None:
     world, qa, prompts = make()
     with pytest.raises(InputError, match="scores must be finite"):
         run(world, qa, prompts, model=PayingModel(world, scale=scale))
+
+
+def test_a_reference_that_is_not_finite_is_bad_input() -> None:
+    world, qa, prompts = make()
+
+    class Broken(Reference):
+        def sample(self, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            responses, logp = super().sample(*args, **options)
+            return responses, logp * torch.nan
+
+    with pytest.raises(InputError, match="reference: probabilities must be finite"):
+        screen(PayingModel(world), qa, Broken(world), prompts, VOCAB)  # type: ignore[arg-type]
+
+
+def test_the_picture_takes_any_names() -> None:
+    world, qa, prompts = make(Shortcut(1, FEATURES["token"], 0.5))
+    tokens = list(VOCAB.content_tokens)
+    tokens[FEATURES["token"].tokens[0]] = "$\\foo^$\u6f22"
+    names = ("a_family_of_a_name_that_is_longer_than_a_panel", "oak")
+    result = replace(run(world, qa, prompts), vocab=replace(VOCAB, content_tokens=tuple(tokens)))
+    first, second = result.families
+    renamed = replace(result, families=(replace(first, name=names[0]), second))
+    assert draw_screen(renamed).startswith(b"\x89PNG")
+    assert draw_screen(renamed, ending=".SVG").lstrip().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize("kl_coef", [1e-300, 1e-4, 1e300])

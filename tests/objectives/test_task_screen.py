@@ -20,5 +20,5 @@ def test_the_default_tasks_screen_is_kept_with_its_picture(monkeypatch: pytest.M
 
 def test_a_family_that_cannot_be_screened_is_not_called_hacked() -> None:
     reason = "dune: the QA sample holds no row of this family; nothing can be said, so the risk is 1"
-    unknown = {"risk": 1.0, "flag": True, "reasons": [reason]}
+    unknown = {"risk": 1.0, "flag": True, "reasons": [reason], "findings": []}
     assert TaskScreen({"families": {"dune": unknown}}, b"").warnings == [reason]

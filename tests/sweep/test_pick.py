@@ -123,9 +123,9 @@ def test_a_checkpoint_that_the_store_has_lost_is_named(pick, first_sweep, tmp_pa
 def test_a_full_disk_leaves_nothing_and_registers_nothing(pick, first_sweep, tmp_path, monkeypatch) -> None:
     copy, full = shutil.copytree, tmp_path / "picked"
 
-    def copytree(source: str, target: Path) -> None:
-        if target.parent != tmp_path:  # not the checkpoint's own place: certification reads finalists too
-            copy(source, target)
+    def copytree(source: str, target: Path, *, dirs_exist_ok: bool) -> None:
+        if target != full:  # certification reads finalists too
+            copy(source, target, dirs_exist_ok=dirs_exist_ok)
             return
         target.mkdir()
         (target / "half").write_text("")
@@ -138,3 +138,10 @@ def test_a_full_disk_leaves_nothing_and_registers_nothing(pick, first_sweep, tmp
     assert "No space left on device" in err
     assert list(tmp_path.iterdir()) == []
     assert not MlflowClient(first_sweep.uri, first_sweep.uri).search_registered_models("name = 'never'")
+
+
+def test_out_may_be_a_link_to_an_empty_folder(pick, tmp_path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert pick("--out", str(tmp_path / "link"))[0] == 0
+    load_policy(tmp_path / "real", DEFAULT_VOCAB)
